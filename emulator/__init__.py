@@ -1,0 +1,1 @@
+"""The network, twice: real links and hosts (``links``, ``hosts``), and simulated ones (``sim``)."""

@@ -1,0 +1,232 @@
+"""The vocabulary of a collective: what it asks of the world, as values.
+
+A collective is a generator that yields the effects below and is sent their results. It never touches
+a socket, a clock, a thread or an element of a tensor, so one text runs in two worlds: the backend
+(:mod:`frogtorch.engine`) drives it against FrogNet Memory and tensors, the simulator
+(``emulator.sim``) drives it in virtual time, where a region is only a size.
+
+A driver promises:
+
+* it resumes a generator with an effect's result once the effect is *done*; each class says when that is;
+* an effect that fails is thrown into the generator as an exception, and closes the lanes beside it;
+* names are unique for one round of one group: the driver adds the round, so that a cell is written once.
+
+A collective promises:
+
+* it yields effects in an order that depends on rank, world size and region sizes alone, never on arrival;
+* an empty region is neither published nor read, combined, copied, sent nor received;
+* it does not write into a region that it has published with ``copy=False`` before every reader has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "Buffer", "Collective", "Combine", "Copy", "Effect", "Group", "Lane", "Name", "Publish", "Read", "Receive",
+    "Region", "Release", "Send", "Stage", "Together",
+]
+
+Name = tuple[str | int, ...]
+"""What a cell is called inside its round: a kind, then numbers, as in ``("ars", chunk, slice)``."""
+
+
+class Buffer:
+    """A run of `count` elements of `itemsize` bytes; ``buffer[lo:hi]`` is a :class:`Region` of it.
+
+    `storage` is whatever the driver keeps the elements in (a flat tensor), or None where sizes are enough.
+    """
+
+    __slots__ = ("count", "itemsize", "storage")
+
+    def __init__(self, count: int, itemsize: int, storage: Any = None) -> None:
+        if count < 0 or itemsize < 1:
+            raise ValueError(f"a buffer has count >= 0 and itemsize >= 1, not count={count}, itemsize={itemsize}")
+        self.count = count
+        self.itemsize = itemsize
+        self.storage = storage
+
+    def __getitem__(self, elements: slice) -> Region:
+        """The region of the elements ``lo:hi``.
+
+        Raises IndexError if it is not inside the buffer (Python's own slices would silently shrink) or has a step.
+        """
+        lo = 0 if elements.start is None else elements.start
+        hi = self.count if elements.stop is None else elements.stop
+        if elements.step is not None or not 0 <= lo <= hi <= self.count:
+            raise IndexError(f"[{lo}:{hi}:{elements.step or ''}] is no region of a buffer of {self.count} elements")
+        return Region(self, lo, hi)
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.count} x {self.itemsize} B)"
+
+
+class Region:
+    """The elements ``[lo:hi]`` of a buffer: what is published, read into, combined, copied."""
+
+    __slots__ = ("buffer", "hi", "lo")
+
+    def __init__(self, buffer: Buffer, lo: int, hi: int) -> None:
+        self.buffer = buffer
+        self.lo = lo
+        self.hi = hi
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.hi - self.lo
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return self.buffer.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return (self.hi - self.lo) * self.buffer.itemsize
+
+    def split(self, n: int) -> list[Region]:
+        """`n` adjoining regions, as even as can be: the first ``count % n`` have one element more.
+
+        All ranks split alike, so that slice k is the same elements everywhere. Raises ValueError if n < 1.
+        """
+        if n < 1:
+            raise ValueError(f"a region is split into n >= 1 parts, not {n}")
+        least, longer = divmod(self.count, n)
+        parts = []
+        lo = self.lo
+        for i in range(n):
+            hi = lo + least + (i < longer)
+            parts.append(Region(self.buffer, lo, hi))
+            lo = hi
+        return parts
+
+    def __repr__(self) -> str:
+        return f"{self.buffer!r}[{self.lo}:{self.hi}]"
+
+
+class Group:
+    """The ranks of a collective, seen from one of them."""
+
+    __slots__ = ("peers", "rank", "size")
+
+    def __init__(self, rank: int, size: int) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is not in a group of {size}")
+        self.rank = rank
+        self.size = size
+        # From the next rank on, round the group: if all began with rank 0, it would be everybody's first target.
+        self.peers = tuple((rank + i) % size for i in range(1, size))
+
+    def __repr__(self) -> str:
+        return f"Group(rank={self.rank}, size={self.size})"
+
+
+@dataclass(slots=True)
+class Publish:
+    """Make `region` readable by others as the cell `name`; done at once, result None.
+
+    The cell lives until `readers` distinct ranks have it. With ``copy=False`` it is served from the region itself,
+    so nothing may be written there before then, and *the collective* must know by itself when that is; with
+    ``copy=True`` the region may be overwritten at once.
+    """
+
+    name: Name
+    region: Region
+    readers: int
+    copy: bool = False
+
+
+@dataclass(slots=True)
+class Read:
+    """Fill `into` with the cell `name` of rank `owner`; done when the bytes are there, result None.
+
+    It may be asked before the owner has published, and should be: a read that stands when its cell is published
+    costs one one-way delay, one asked later a round trip.
+    """
+
+    name: Name
+    owner: int
+    into: Region
+
+
+@dataclass(slots=True)
+class Combine:
+    """``into = ((parts[0] op parts[1]) op parts[2]) ...``: a left fold in the order given; result None.
+
+    All regions have the same count; `into` may be one of the parts. `op` is a name such as ``"sum"`` or ``"avg"``
+    (the fold, divided by the number of parts); which there are is the driver's business.
+    """
+
+    into: Region
+    parts: Sequence[Region]
+    op: str
+
+
+@dataclass(slots=True)
+class Copy:
+    """Copy `source` to `into` (same count); result None."""
+
+    source: Region
+    into: Region
+
+
+@dataclass(slots=True)
+class Stage:
+    """Get a :class:`Buffer` to work in: the result. Its content is undefined until written."""
+
+    count: int
+    itemsize: int
+
+
+@dataclass(slots=True)
+class Release:
+    """Give a staged buffer back; one that is not released goes when its collective ends. Result None."""
+
+    buffer: Buffer
+
+
+@dataclass(slots=True)
+class Send:
+    """Send `region` to rank `to`; done when the region may be overwritten, result None.
+
+    The n-th Send from a to b meets the n-th Receive of b from a, in one round.
+    """
+
+    to: int
+    region: Region
+
+
+@dataclass(slots=True)
+class Receive:
+    """Fill `into` with what rank `source` sends; done when the bytes are there, result None."""
+
+    source: int
+    into: Region
+
+
+class Together:
+    """Run lanes (effects or generators) side by side; done when all are, result the list of theirs in lane order.
+
+    At most `width` lanes are under way at a time (None: all). They are admitted in index order, on every rank
+    alike, which is why a width never deadlocks a collective whose lane i waits only for lane i of its peers.
+    """
+
+    __slots__ = ("lanes", "width")
+
+    def __init__(self, lanes: Iterable[Lane], width: int | None = None) -> None:
+        if width is not None and width < 1:
+            raise ValueError(f"Together runs width >= 1 lanes at a time, not {width}")
+        self.lanes: list[Lane] = list(lanes)
+        self.width = width
+
+    def __repr__(self) -> str:
+        return f"Together({len(self.lanes)} lanes, width={self.width})"
+
+
+Effect = Publish | Read | Combine | Copy | Stage | Release | Send | Receive | Together
+Collective = Generator[Effect, Any, Any]
+Lane = Effect | Collective

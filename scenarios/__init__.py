@@ -1,0 +1,1 @@
+"""Experiments: scenarios as YAML, and what runs, fits, compares and reports them."""

@@ -1,0 +1,141 @@
+"""The records of a run, schema 1: what each file holds, and the one loader.
+
+A run is a directory::
+
+    scenario.yaml, topology.yaml   what was run, copied
+    environment.json               machine, kernel, versions, link engine, congestion control, hashes of the modules
+    predictions.jsonl              Prediction a line, written and hashed before anything is measured
+    measurements.jsonl             Measurement a line
+    outcomes.jsonl                 Outcome a line: what a rank had at the end of a training run
+    fidelity.jsonl                 Fidelity a line: one path, before or after one campaign
+    telemetry/rank<r>.jsonl        what the backend saw: frogtorch.telemetry documents it
+
+Every line carries ``"schema": 1``. Later versions of the testbed only add fields, with defaults: a reader of schema 1
+reads them. Times are seconds, sizes bytes, rates bytes per second. With a speed-up k (rates × k, delays ÷ k),
+``seconds`` is life-size, k times what the clock said; ``clock_seconds`` is what it said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA = 1
+
+
+class Record(BaseModel):
+    """One line of a file: unknown fields (of a later version) are kept, not refused."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    # The loader refuses another number; 1 stays 1 as long as fields are only added.
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+
+
+class Point(Record):
+    """What was predicted or measured: one arm, in one world, with one size (or one training workload)."""
+
+    arm: str
+    world_size: int
+    hosts: tuple[str, ...]
+    """Rank i runs on hosts[i]."""
+    workload: Literal["all_reduce", "training"]
+    nbytes: int
+    """Bytes of the tensor; of all gradients together for training."""
+    speedup: float = 1.0
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        """What a prediction and its measurements have in common."""
+        return self.arm, self.world_size, self.workload, self.nbytes
+
+
+class Prediction(Point):
+    """The simulator's answer, or the closed form's."""
+
+    basis: Literal["blind", "closed form"]
+    """blind: from the YAML alone; closed form: bytes over the bottleneck path, plus one-way delays."""
+    seconds: float
+    received_bytes: tuple[int, ...] = ()
+    """Payload that each rank received, by rank."""
+    detail: dict[str, Any] = {}
+
+
+class Measurement(Point):
+    """One repetition on real packets: ``max(end) - min(start)`` over the ranks, on the clock they share."""
+
+    repetition: int
+    """Index of the block (all_reduce) or of the step (training). Warm-ups are not recorded."""
+    seconds: float
+    clock_seconds: float
+    rank_seconds: tuple[float, ...]
+    """Each rank's own end - start, by rank, by the clock (not life-size)."""
+    campaign: int = 0
+    """Points of one campaign ran interleaved on one state of the network."""
+    prediction: str
+    """SHA-256 of the predictions.jsonl that this measurement answers."""
+
+
+class Outcome(Point):
+    """What one rank had at the end of a training run."""
+
+    rank: int
+    steps: int
+    parameters_sha256: str
+    held_out_loss: float
+    all_reduces: int
+    detail: dict[str, Any] = {}
+
+
+class Fidelity(Record):
+    """One directed path, probed while it was idle. Values are by the clock, at the campaign's speed-up."""
+
+    campaign: int
+    when: Literal["before", "after"]
+    speedup: float
+    source: str
+    target: str
+    rtt_seconds: float
+    expected_rtt_seconds: float
+    goodput: float
+    """Payload bytes per second of one TCP flow of at least 8 MB."""
+    expected_goodput: float
+    valid: bool
+
+
+R = TypeVar("R", bound=Record)
+
+
+class RecordError(ValueError):
+    """A line that is no record: names the file, the line and what is wrong with it."""
+
+
+def append(file: Path, records: Iterable[Record]) -> None:
+    """Add a line a record to `file`."""
+    with file.open("a", encoding="utf-8") as lines:
+        for record in records:
+            lines.write(record.model_dump_json(by_alias=True) + "\n")
+
+
+def load(file: Path, kind: type[R]) -> list[R]:
+    """Read the records of a file; raises RecordError for a line that is none, FileNotFoundError as it comes."""
+    records = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                records.append(kind.model_validate_json(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "the line"
+                raise RecordError(f"{file}:{number}: no {kind.__name__} of schema {SCHEMA}: {where}: "
+                                  f"{first['msg']}") from None
+    return records
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of the file's bytes, in hex."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
