@@ -13,10 +13,18 @@ barrier         :func:`barrier`                no tensor; one byte from every pe
 ==============  =============================  ============================================================
 """
 
+from collections.abc import Callable
+
 from frogtorch.collectives.barrier import barrier
 from frogtorch.collectives.broadcast import broadcast
 from frogtorch.collectives.gather import all_gather
 from frogtorch.collectives.shard import pipelined, shard
 from frogtorch.collectives.whole import whole
+from frogtorch.effects import Collective, Group, Region
 
-__all__ = ["all_gather", "barrier", "broadcast", "pipelined", "shard", "whole"]
+ALL_REDUCE: dict[str, Callable[[Group, Region, str], Collective]] = {
+    "shard": shard, "pipelined": pipelined, "whole": whole,
+}
+"""All-reduce algorithms by the name that the backend's settings and the arms of a scenario use."""
+
+__all__ = ["ALL_REDUCE", "all_gather", "barrier", "broadcast", "pipelined", "shard", "whole"]
