@@ -26,11 +26,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 SCHEMA = 1
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A time that took place: reports take its logarithm."""
+
 
 class Record(BaseModel):
     """One line of a file: unknown fields (of a later version) are kept, not refused."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    # A diverged loss is NaN, and is written as that: null would not load again.
+    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="constants")
 
     # The loader refuses another number; 1 stays 1 as long as fields are only added.
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -59,7 +63,7 @@ class Prediction(Point):
 
     basis: Literal["blind", "closed form"]
     """blind: from the YAML alone; closed form: bytes over the bottleneck path, plus one-way delays."""
-    seconds: float
+    seconds: Seconds
     received_bytes: tuple[int, ...] = ()
     """Payload that each rank received, by rank."""
     detail: dict[str, Any] = {}
@@ -70,8 +74,8 @@ class Measurement(Point):
 
     repetition: int
     """Index of the block (all_reduce) or of the step (training). Warm-ups are not recorded."""
-    seconds: float
-    clock_seconds: float
+    seconds: Seconds
+    clock_seconds: Seconds
     rank_seconds: tuple[float, ...]
     """Each rank's own end - start, by rank, by the clock (not life-size)."""
     campaign: int = 0
@@ -87,7 +91,8 @@ class Outcome(Point):
     steps: int
     parameters_sha256: str
     held_out_loss: float
-    all_reduces: int
+    all_reduces: int | None
+    """As the backend counted them; None where it does not count (gloo)."""
     detail: dict[str, Any] = {}
 
 
@@ -107,6 +112,25 @@ class Fidelity(Record):
     valid: bool
 
 
+class Collective(Record):
+    """One finished collective as one rank's backend saw it: the part of a telemetry line that reports use.
+
+    Times are by the clock, not life-size.
+    """
+
+    world_size: int
+    collective: str
+    algorithm: str
+    nbytes: int
+    seconds: float
+    publish: float
+    """Spent publishing."""
+    phase1: float | None
+    """From the start until the last Combine was done."""
+    phase2: float | None
+    """From the first byte of a reduced cell to the end; the two overlap when the collective is pipelined."""
+
+
 R = TypeVar("R", bound=Record)
 
 
@@ -124,7 +148,7 @@ def append(file: Path, records: Iterable[Record]) -> None:
 def load(file: Path, kind: type[R]) -> list[R]:
     """Read the records of a file; raises RecordError for a line that is none, FileNotFoundError as it comes."""
     records = []
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:  # bytes: what is not UTF-8 is refused with its line, like any other wrong line
         for number, line in enumerate(lines, 1):
             try:
                 records.append(kind.model_validate_json(line))
