@@ -1,0 +1,49 @@
+# make run    set everything up (once) and run the main job on network namespaces
+# make test   the whole test suite
+# make check  linter, types and the fast tests
+#
+# PYTHON=python3.12   another interpreter for the virtual environment
+# PIP_FLAGS=...       passed to pip, e.g. an --index-url with CPU builds of torch (see README.md)
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+SCENARIO ?= scenarios/seattle-newyork.yaml
+BIN := .venv/bin
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+.DELETE_ON_ERROR:
+.PHONY: run test check lint system clean
+
+run: $(BIN)/frogtorch system
+	$(AS_ROOT) $(BIN)/frogtorch compare $(SCENARIO)
+
+test: $(BIN)/frogtorch system
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider
+
+check: lint
+	$(BIN)/python -m pytest -m "not slow and not root"
+
+lint: $(BIN)/frogtorch
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+# Kernel tools that the links need; installed where this is Debian or Ubuntu, named elsewhere.
+system:
+	@command -v ip >/dev/null && command -v tc >/dev/null && command -v iptables >/dev/null || \
+	if command -v apt-get >/dev/null; then \
+		$(AS_ROOT) apt-get update -qq && \
+		$(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 iptables; \
+	else \
+		echo "please install ip and tc (iproute2) and iptables, then try again" >&2; exit 1; \
+	fi
+
+$(BIN)/frogtorch: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old: Python 3.11 or newer is needed (make PYTHON=python3.12 ...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { command -v apt-get >/dev/null && \
+		$(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable '.[testbed,dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

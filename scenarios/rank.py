@@ -1,0 +1,178 @@
+"""One rank of a measured run: a process that enters its host, joins the groups, and does what the runner says.
+
+The runner and its ranks talk over pipes, which no shaped link carries. A command is ``(name, arguments)``; the rank
+prepares, says ``("ready", None)``, gets a time on the clock that all ranks of one machine share, begins then, and
+answers ``("done", result)``, or ``("failed", text)`` with its own traceback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scenarios import workload
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and with whom."""
+
+    rank: int
+    world_size: int
+    host: str
+    store: str
+    """File through which the ranks find each other; rendezvous does not cross the shaped links."""
+    arms: tuple[str, ...]
+    timeout: float
+    """Seconds after which a collective fails."""
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+    enter: Callable[[], None] | None = None
+    """Moves the process into its host's namespaces; None stays on this machine's loopback."""
+
+
+def serve(connection: Connection, place: Place) -> None:
+    """Be the rank until the runner closes the pipe: the main function of the process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the runner, which ends its ranks
+    try:
+        rank = Rank(place, connection)
+    except BaseException:
+        connection.send(("failed", traceback.format_exc()))
+        return
+    connection.send(("done", None))
+    while True:
+        try:
+            name, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            connection.send(("done", getattr(rank, name)(**arguments)))
+        except BaseException:
+            connection.send(("failed", traceback.format_exc()))
+    rank.leave()
+
+
+class Rank:
+    """The process groups of a rank, one an arm, and the commands it knows."""
+
+    def __init__(self, place: Place, connection: Connection) -> None:
+        if place.enter is not None:
+            place.enter()
+        os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+        os.environ["FROGTORCH_ADDRESS"] = place.address
+        torch.set_num_threads(1)  # ranks share the machine's cores
+        self.place = place
+        self.connection = connection
+        timeout = timedelta(seconds=place.timeout)
+        store = dist.FileStore(place.store, place.world_size)
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        self.groups: dict[str, dist.ProcessGroup] = {}
+        for arm in place.arms:
+            if arm == "gloo":
+                self.groups[arm] = dist.group.WORLD
+            else:
+                import frogtorch
+
+                self.groups[arm] = dist.new_group(backend="frogtorch", timeout=timeout,
+                                                  pg_options=frogtorch.Options(all_reduce=arm))
+
+    def leave(self) -> None:
+        """Leave all groups."""
+        dist.destroy_process_group()
+
+    def all_reduce(self, arm: str, nbytes: int, repetition: int) -> dict[str, Any]:
+        """Sum one fp32 tensor of `nbytes` over the ranks; its times, and what the backend saw.
+
+        Raises ArithmeticError if the sum is not what it must be: the values are small integers, exact in any order.
+        """
+        count = nbytes // 4
+        pattern = torch.arange(count, dtype=torch.float32).remainder_(97).add_(repetition)
+        tensor = pattern * (self.place.rank + 1)
+        self._take_telemetry(arm)
+        self._await_start()
+        start = time.monotonic()
+        dist.all_reduce(tensor, group=self.groups[arm])
+        end = time.monotonic()
+        if not torch.equal(tensor, pattern * (self.place.world_size * (self.place.world_size + 1) // 2)):
+            raise ArithmeticError(f"all-reduce of {nbytes} B by {arm} at W={self.place.world_size}: rank "
+                                  f"{self.place.rank} has a wrong sum")
+        return {"start": start, "end": end, "telemetry": self._take_telemetry(arm)}
+
+    def train(self, arm: str, steps: int, bucket_view: bool) -> dict[str, Any]:
+        """Train the founding workload under DDP; times of each step, the outcome, and what the backend saw."""
+        model = workload.mlp()
+        replica = DistributedDataParallel(model, process_group=self.groups[arm], gradient_as_bucket_view=bucket_view)
+        optimiser = workload.optimiser(model)
+        generator = workload.data(self.place.rank)
+        self._take_telemetry(arm)
+        self._await_start()
+        stamps = []
+        for step in range(steps):
+            start = time.monotonic()
+            workload.train_step(replica, optimiser, generator)
+            stamps.append((start, time.monotonic()))
+            self.connection.send(("step", step))
+        return {"steps": stamps, "telemetry": self._take_telemetry(arm), "held_out_loss": workload.held_out_loss(model),
+                "parameters_sha256": workload.parameters_sha256(model)}
+
+    def compute(self, steps: int) -> list[dict[str, float]]:
+        """Seconds that each part of a step takes without any exchange, with all ranks of the machine at it together.
+
+        ``backward`` ends with the last gradient; ``first_bucket`` is when, inside it, the gradients of DDP's first
+        bucket (the last two layers of width 1024 and more) are all there.
+        """
+        model = workload.mlp()
+        optimiser = workload.optimiser(model)
+        generator = workload.data(self.place.rank)
+        first_bucket = list(model.parameters())[-4:]  # DDP fills buckets from the last layer on: 1,050,625 elements
+        pending: list[int] = [0]
+        reached = [0.0]
+
+        def ready(_: torch.Tensor) -> None:
+            pending[0] -= 1
+            if not pending[0]:
+                reached[0] = time.monotonic()
+
+        for parameter in first_bucket:
+            parameter.register_post_accumulate_grad_hook(ready)
+        self._await_start()
+        parts = []
+        for _ in range(steps):
+            begin = time.monotonic()
+            inputs, targets = workload.batch(generator)
+            optimiser.zero_grad(set_to_none=True)
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            forward = time.monotonic()
+            pending[0] = len(first_bucket)
+            loss.backward()
+            backward = time.monotonic()
+            optimiser.step()
+            parts.append({"forward": forward - begin, "first_bucket": reached[0] - forward,
+                          "backward": backward - forward, "optimiser": time.monotonic() - backward})
+        return parts
+
+    def _await_start(self) -> None:
+        """Say that this rank is ready, and begin when the runner says: all ranks at one time of the shared clock."""
+        self.connection.send(("ready", None))
+        start: float = self.connection.recv()
+        while (left := start - time.monotonic()) > 0:
+            time.sleep(left)
+
+    def _take_telemetry(self, arm: str) -> list[dict[str, Any]]:
+        telemetry = getattr(self.groups[arm], "telemetry", None)
+        return telemetry.take() if telemetry is not None else []

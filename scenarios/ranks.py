@@ -1,0 +1,117 @@
+"""The ranks of one world, as the runner sees them: started together, told what to do, ended together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from scenarios.rank import Place
+
+_START_AFTER = 0.01
+"""Seconds from the runner's word to the common start: enough for the word to reach every rank of a busy machine."""
+
+
+class RankError(RuntimeError):
+    """A rank failed, died or did not answer: names it, its host and what it was doing."""
+
+
+class Ranks:
+    """Processes, one a rank, forked from one server that has imported torch once."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        """`places[r]` is rank r's."""
+        self._places = places
+        self._patience = places[0].timeout + 60.0  # a rank's own error, which says more, comes first
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["scenarios.rank", "frogtorch.process_group"])
+        try:
+            for place in self._places:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, place), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+            self._gather("joining the process groups", "done")
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is None:
+            for connection in self._connections:
+                connection.close()
+            for process in self._processes:
+                process.join(timeout=self._patience)
+        self._kill()
+
+    def tell(self, command: str, on_step: Callable[[int], None] | None = None, **arguments: Any) -> list[Any]:
+        """Have every rank do `command` from one common start; their results, by rank.
+
+        Raises RankError with the rank's own traceback when one fails, or saying so when one dies or does not answer.
+        """
+        doing = f"{command}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
+        for connection in self._connections:
+            connection.send((command, arguments))
+        self._gather(doing, "ready")
+        start = time.monotonic() + _START_AFTER
+        for connection in self._connections:
+            connection.send(start)
+        return self._gather(doing, "done", on_step)
+
+    def _gather(self, doing: str, wanted: str, on_step: Callable[[int], None] | None = None) -> list[Any]:
+        """Wait until every rank has said `wanted`; what came with it, by rank."""
+        answers: dict[int, Any] = {}
+        waiting = dict(enumerate(self._connections))
+        deadline = time.monotonic() + self._patience
+        while waiting:
+            heard = wait(list(waiting.values()), timeout=deadline - time.monotonic())
+            if not heard:
+                raise RankError(f"{self._named(*waiting)} did not answer for {self._patience:.0f} s: {doing}")
+            for rank, connection in list(waiting.items()):
+                if connection not in heard:
+                    continue
+                try:
+                    word, content = connection.recv()
+                except (EOFError, ConnectionError):
+                    self._processes[rank].join(timeout=5)
+                    raise RankError(f"{self._named(rank)} died (exit code {self._processes[rank].exitcode}): "
+                                    f"{doing}") from None
+                if word == "failed":
+                    raise RankError(f"{self._named(rank)} failed: {doing}\n{content}")
+                if word == "step":
+                    deadline = time.monotonic() + self._patience
+                    if rank == 0 and on_step is not None:
+                        on_step(content)
+                elif word == wanted:
+                    answers[rank] = content
+                    del waiting[rank]
+        return [answers[rank] for rank in range(len(self._connections))]
+
+    def _named(self, *ranks: int) -> str:
+        return ", ".join(f"rank {rank} on {self._places[rank].host}" for rank in ranks)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+
+def _serve(connection: Connection, place: Place) -> None:
+    from scenarios.rank import serve  # torch is imported in the server and the ranks, not in the runner
+
+    serve(connection, place)

@@ -1,0 +1,186 @@
+"""Measures a scenario on real packets: brings the network up, runs its points interleaved, writes what it saw.
+
+Points of at least 1 MiB run at the scenario's speed-up, smaller ones at life size (their time is delays, which do not
+stay true when divided); each speed is a campaign of its own, on one state of the network, between two fidelity
+probes. Within a campaign and world, repetitions are blocks: each holds every point once, in an order of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emulator.hosts import netns
+from emulator.links import fidelity
+from scenarios.progress import Stages
+from scenarios.ranks import Ranks
+from scenarios.records import Fidelity, Measurement, Outcome, append, sha256
+from scenarios.scenario import Scenario
+
+_LIFE_SIZE_BELOW = 1 << 20
+"""Bytes: smaller points run at speed-up 1."""
+
+_TIMEOUT = 300.0
+"""Seconds after which a collective of a point fails."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Points that run on one state of the network."""
+
+    index: int
+    speedup: float
+    sizes: tuple[int, ...]
+    """Bytes of the all-reduces."""
+    trains: bool
+
+
+def campaigns(scenario: Scenario) -> list[Campaign]:
+    """Split a scenario into campaigns: one at its speed-up, one at life size, each only if it has points."""
+    sizes = scenario.all_reduce.sizes if scenario.all_reduce else ()
+    speeds: dict[float, list[int]] = {}
+    for size in sizes:
+        speeds.setdefault(1.0 if size < _LIFE_SIZE_BELOW else scenario.speedup, []).append(size)
+    if scenario.training:
+        speeds.setdefault(scenario.speedup, [])
+    return [Campaign(index, speed, tuple(speeds[speed]), scenario.training is not None and speed == scenario.speedup)
+            for index, speed in enumerate(sorted(speeds, reverse=True))]
+
+
+class Runner:
+    """One measured run of a scenario, into a run directory that holds its predictions already."""
+
+    def __init__(self, scenario: Scenario, directory: Path, run: str, engine: str, stages: Stages) -> None:
+        self._scenario = scenario
+        self._directory = directory
+        self._run = run
+        self._engine = engine
+        self._stages = stages
+        self._prediction = sha256(directory / "predictions.jsonl")
+        (directory / "telemetry").mkdir(exist_ok=True)
+
+    def measure(self) -> None:
+        """Run all campaigns. What was measured before an error or Ctrl-C is kept; the network is removed."""
+        for campaign in campaigns(self._scenario):
+            speed = f"k = {campaign.speedup:g}"
+            self._stages.stage(f"network up, {speed}", 1)
+            with netns.Network(self._scenario.topology, self._run, self._engine, campaign.speedup) as network:
+                self._stamp(network.stamp)
+                self._probe(network, campaign, "before")
+                for world in self._scenario.worlds.values():
+                    with tempfile.TemporaryDirectory() as store, Ranks(self._places(network, world, store)) as ranks:
+                        if campaign.sizes:
+                            self._all_reduces(ranks, campaign, world)
+                        if campaign.trains:
+                            self._trainings(ranks, campaign, world)
+                self._probe(network, campaign, "after")
+
+    def _places(self, network: netns.Network, world: Sequence[str], store: str) -> list[Any]:
+        from scenarios.rank import Place
+
+        return [Place(rank=rank, world_size=len(world), host=host, store=f"{store}/store", arms=self._scenario.arms,
+                      timeout=_TIMEOUT, address=network.address(host), interface=network.device,
+                      enter=partial(netns.enter, self._run, network.index(host))) for rank, host in enumerate(world)]
+
+    def _all_reduces(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
+        points = [(size, arm) for size in campaign.sizes for arm in self._scenario.arms]
+        blocks = self._scenario.repetitions
+        name = f"W = {len(world)}, k = {campaign.speedup:g}"
+        self._stages.stage(f"{name}: {blocks} blocks of {len(points)} all-reduces", blocks * len(points))
+        # Open the congestion windows: predictions are for warm connections, as in training.
+        warm = min(max(campaign.sizes), 4 << 20)
+        for arm in self._scenario.arms:
+            ranks.tell("all_reduce", arm=arm, nbytes=warm, repetition=0)
+        for block in range(blocks):
+            order = random.Random(f"{self._scenario.name} {len(world)} {block}").sample(points, len(points))
+            for size, arm in order:
+                results = ranks.tell("all_reduce", arm=arm, nbytes=size, repetition=block)
+                clock = max(r["end"] for r in results) - min(r["start"] for r in results)
+                self._write(Measurement(
+                    arm=arm, world_size=len(world), hosts=world, workload="all_reduce", nbytes=size,
+                    speedup=campaign.speedup, repetition=block, seconds=clock * campaign.speedup, clock_seconds=clock,
+                    rank_seconds=tuple(r["end"] - r["start"] for r in results), campaign=campaign.index,
+                    prediction=self._prediction))
+                self._write_telemetry(results, workload="all_reduce", arm=arm, repetition=block,
+                                      campaign=campaign.index, speedup=campaign.speedup)
+                self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
+
+    def _trainings(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
+        from scenarios import workload  # torch
+
+        training = self._scenario.training
+        assert training is not None
+        compute = json.loads((self._directory / "compute.json").read_text())[str(len(world))]
+        # Computing is not sped up, the exchange is: a life-size step is k times the exchange and once the rest.
+        computing = compute["forward"] + compute["backward"] + compute["optimiser"]
+        for arm in self._scenario.arms:
+            name = f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm}"
+            self._stages.stage(name, training.steps)
+            results = ranks.tell("train", on_step=lambda _: self._stages.advance(), arm=arm, steps=training.steps,
+                                 bucket_view=training.bucket_view)
+            point = {"arm": arm, "world_size": len(world), "hosts": world, "workload": "training",
+                     "nbytes": workload.GRADIENT_BYTES, "speedup": campaign.speedup}
+            for step in range(training.warmup, training.steps):
+                spans = [result["steps"][step] for result in results]
+                clock = max(end for _, end in spans) - min(start for start, _ in spans)
+                self._write(Measurement(
+                    **point, repetition=step, clock_seconds=clock, campaign=campaign.index,
+                    seconds=(clock - computing) * campaign.speedup + computing,
+                    rank_seconds=tuple(end - start for start, end in spans), prediction=self._prediction))
+            for rank, result in enumerate(results):
+                reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
+                append(self._directory / "outcomes.jsonl", [Outcome(
+                    **point, rank=rank, steps=training.steps, parameters_sha256=result["parameters_sha256"],
+                    held_out_loss=result["held_out_loss"], all_reduces=len(reduced) or None)])
+            self._write_telemetry(results, workload="training", arm=arm, campaign=campaign.index,
+                                  speedup=campaign.speedup)
+
+    def _write(self, measurement: Measurement) -> None:
+        append(self._directory / "measurements.jsonl", [measurement])
+
+    def _write_telemetry(self, results: list[dict[str, Any]], **point: Any) -> None:
+        for rank, result in enumerate(results):
+            with (self._directory / "telemetry" / f"rank{rank}.jsonl").open("a", encoding="utf-8") as lines:
+                for seen in result["telemetry"]:
+                    lines.write(json.dumps({**seen, **point}) + "\n")
+
+    def _stamp(self, stamp: dict[str, Any]) -> None:
+        file = self._directory / "environment.json"
+        known = json.loads(file.read_text())
+        known.setdefault("networks", []).append(stamp)
+        file.write_text(json.dumps(known, indent=2) + "\n")
+
+    def _probe(self, network: netns.Network, campaign: Campaign, when: Any) -> None:
+        self._stages.stage(f"probing every path {when} campaign {campaign.index}, k = {campaign.speedup:g}", 1)
+        append(self._directory / "fidelity.jsonl", [
+            Fidelity(campaign=campaign.index, when=when, speedup=campaign.speedup, source=path.source,
+                     target=path.target, rtt_seconds=path.rtt, expected_rtt_seconds=path.expected_rtt,
+                     goodput=path.goodput, expected_goodput=path.expected_goodput, valid=path.valid)
+            for path in fidelity.probe(network, self._stages.at)])
+
+
+def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 12) -> None:
+    """Write compute.json: seconds of a training step's parts without exchange, W ranks computing at once, per W.
+
+    Medians over the steps (the first 4 left out) and ranks. No collective is run.
+    """
+    import statistics
+
+    from scenarios.rank import Place
+
+    parts: dict[str, dict[str, float]] = {}
+    stages.stage("calibrating computation", len(scenario.worlds))
+    for size, world in scenario.worlds.items():
+        with tempfile.TemporaryDirectory() as store, Ranks([
+                Place(rank=rank, world_size=size, host=host, store=f"{store}/store", arms=(), timeout=_TIMEOUT)
+                for rank, host in enumerate(world)]) as ranks:
+            seen = [step for result in ranks.tell("compute", steps=steps) for step in result[4:]]
+        parts[str(size)] = {part: statistics.median(step[part] for step in seen) for part in seen[0]}
+        stages.advance()
+    (directory / "compute.json").write_text(json.dumps(parts, indent=2) + "\n")
