@@ -1,0 +1,135 @@
+"""Joins a run's predictions with its measurements, and says how far apart they are.
+
+The error of a point is ln(measured median / predicted): symmetric, and it adds up, where a percentage makes twice too
+long look worse than half as long. Summaries take |ln| over the whole grid: a point without its counterpart is refused,
+never left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scenarios import fit
+from scenarios.records import Measurement, Point, Prediction, load, sha256
+
+BLIND, CLOSED_FORM = "blind", "closed form"
+BASES = BLIND, CLOSED_FORM
+
+Key = tuple[str, int, str, int]
+"""Point.key: arm, world size, workload, bytes."""
+
+
+class CompareError(ValueError):
+    """Predictions and measurements that do not belong together: says which points or hashes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point, predicted and measured. Times are life-size seconds."""
+
+    arm: str
+    world_size: int
+    workload: str
+    nbytes: int
+    hosts: tuple[str, ...]
+    predicted: Mapping[str, float]
+    """By basis; the closed form may be missing for a training workload."""
+    measured: fit.Estimate
+    measurements: tuple[Measurement, ...]
+
+    def error(self, basis: str) -> float | None:
+        """Return ln(measured median / predicted); None without a prediction of that basis."""
+        predicted = self.predicted.get(basis)
+        return None if predicted is None else math.log(self.measured.value / predicted)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """|ln(measured / predicted)| of one arm over all `points` of the grid that have this basis."""
+
+    arm: str
+    basis: str
+    points: int
+    median: float
+    p90: float
+    """The smallest error of a point that at least 90 % of the points do not exceed."""
+    maximum: float
+
+
+def compare(directory: Path) -> list[Row]:
+    """Join the predictions.jsonl and measurements.jsonl of a run directory.
+
+    Raises RecordError for a line that is no record, CompareError for what :func:`join` refuses.
+    """
+    predictions = directory / "predictions.jsonl"
+    return join(load(predictions, Prediction), load(directory / "measurements.jsonl", Measurement),
+                sha256(predictions))
+
+
+def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str) -> list[Row]:
+    """Return a row a point, in the order of the predictions. `digest` is the SHA-256 of the predictions' file.
+
+    Raises CompareError when a measurement answers other predictions, ran on other hosts, or when a point has no
+    prediction (blind; closed form too for an all-reduce) or no measurement.
+    """
+    strangers = [m for m in measurements if m.prediction != digest]
+    if strangers:
+        raise CompareError(
+            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {_name(strangers[0].key)}, "
+            f"repetition {strangers[0].repetition}, carries {strangers[0].prediction[:12]}…, predictions.jsonl is "
+            f"{digest[:12]}…; predictions must not change after measuring: predict and measure again")
+    predicted: dict[Key, dict[str, Prediction]] = defaultdict(dict)
+    for p in predictions:
+        if p.basis in predicted[p.key]:
+            raise CompareError(f"{_name(p.key)} has two predictions, {p.basis}")
+        predicted[p.key][p.basis] = p
+    measured: dict[Key, list[Measurement]] = defaultdict(list)
+    for m in measurements:
+        measured[m.key].append(m)
+    _refuse_gaps(predicted, measured)
+    return [_row(list(by_basis.values()), measured[key]) for key, by_basis in predicted.items()]
+
+
+def errors(rows: Iterable[Row]) -> list[Errors]:
+    """Summarise the errors per arm and basis, arms in the order of the rows."""
+    grid: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        for basis in BASES:
+            error = row.error(basis)
+            if error is not None:
+                grid[row.arm, basis].append(abs(error))
+    return [Errors(arm, basis, len(of), float(np.median(of)),
+                   float(np.quantile(of, 0.9, method="inverted_cdf")), max(of))
+            for (arm, basis), of in grid.items()]
+
+
+def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
+                 measured: Mapping[Key, Sequence[Measurement]]) -> None:
+    gaps = [f"not measured: {_name(key)}" for key in predicted if key not in measured]
+    for key in predicted.keys() | measured.keys():
+        needed = BASES if key[2] == "all_reduce" else (BLIND,)
+        gaps += [f"not predicted ({basis}): {_name(key)}" for basis in needed if basis not in predicted.get(key, {})]
+    if gaps:
+        raise CompareError("the grid has gaps, and errors are reported over the whole grid or not at all:\n  "
+                           + "\n  ".join(sorted(gaps)))
+
+
+def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement]) -> Row:
+    point: Point = predictions[0]
+    for other in (*predictions, *measurements):
+        if other.hosts != point.hosts:
+            raise CompareError(f"{_name(point.key)}: predicted on {', '.join(point.hosts)}, but "
+                               f"{'measured' if isinstance(other, Measurement) else 'also'} on {', '.join(other.hosts)}")
+    return Row(*point.key, point.hosts, {p.basis: p.seconds for p in predictions},
+               fit.median([m.seconds for m in measurements]), tuple(measurements))
+
+
+def _name(key: Key) -> str:
+    arm, world_size, workload, nbytes = key
+    return f"{arm}, W={world_size}, {workload} of {nbytes} bytes"
