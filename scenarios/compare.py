@@ -80,9 +80,10 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     """
     strangers = [m for m in measurements if m.prediction != digest]
     if strangers:
+        first = strangers[0]
         raise CompareError(
-            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {_name(strangers[0].key)}, "
-            f"repetition {strangers[0].repetition}, carries {strangers[0].prediction[:12]}…, predictions.jsonl is "
+            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {_name(first.key)}, "
+            f"repetition {first.repetition}, carries {first.prediction[:12]}…, predictions.jsonl is "
             f"{digest[:12]}…; predictions must not change after measuring: predict and measure again")
     predicted: dict[Key, dict[str, Prediction]] = defaultdict(dict)
     for p in predictions:
@@ -124,8 +125,9 @@ def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement])
     point: Point = predictions[0]
     for other in (*predictions, *measurements):
         if other.hosts != point.hosts:
-            raise CompareError(f"{_name(point.key)}: predicted on {', '.join(point.hosts)}, but "
-                               f"{'measured' if isinstance(other, Measurement) else 'also'} on {', '.join(other.hosts)}")
+            how = "measured" if isinstance(other, Measurement) else "also predicted"
+            raise CompareError(f"{_name(point.key)}: predicted on {', '.join(point.hosts)}, but {how} on "
+                               f"{', '.join(other.hosts)}")
     return Row(*point.key, point.hosts, {p.basis: p.seconds for p in predictions},
                fit.median([m.seconds for m in measurements]), tuple(measurements))
 

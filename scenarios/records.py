@@ -115,8 +115,11 @@ class Fidelity(Record):
 class Collective(Record):
     """One finished collective as one rank's backend saw it: the part of a telemetry line that reports use.
 
-    Times are by the clock, not life-size.
+    Times are by the clock, not life-size. The runner adds `workload` and `speedup`.
     """
+
+    workload: str = "all_reduce"
+    speedup: float = 1.0
 
     world_size: int
     collective: str
