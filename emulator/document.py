@@ -110,8 +110,8 @@ class Document(Generic[S]):
                            f"not YAML: {problem}; check indentation, brackets, quotes and colons here and just "
                            "above") from None
         except yaml.reader.ReaderError as error:
-            line = self.text.count("\n", 0, error.position) + 1
-            raise self.error_at(line, f"not YAML: the character {chr(error.character)!r} is not allowed; "
+            number = self.text.count("\n", 0, error.position) + 1
+            raise self.error_at(number, f"not YAML: the character {chr(error.character)!r} is not allowed; "
                                  "remove it") from None
         finally:
             loader.dispose()
@@ -166,7 +166,8 @@ class Document(Generic[S]):
             case "string_type":
                 message = f"{name}{_show(details['input'])} is not text; put quotes around it if it is meant as a word"
             case _:
-                message = f"{name}{_show(details['input'])} is refused; {details['msg'][:1].lower()}{details['msg'][1:]}"
+                # pydantic says what it wants: "Input should be greater than or equal to 1".
+                message = f"{name}{_show(details['input'])} is refused; {details['msg'].replace('Input', 'it', 1)}"
         line = self.line(*location)
         return line, self.error_at(line, message)
 

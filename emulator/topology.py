@@ -42,11 +42,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path as File
+from typing import Any
 
 import networkx
 
-from emulator.document import DocumentError, suggest
+from emulator.document import Document, DocumentError, suggest
+from emulator.topology_file import UNLIMITED, Limits, Matcher, TopologyFile
 from emulator.units import format_loss, format_rate, format_size, format_time
 
 
@@ -172,30 +175,18 @@ class Topology:
 
 def load(file: File | str) -> Topology:
     """Read a topology; raises TopologyError, with the mend, for anything that is wrong with it."""
-    from emulator.topology_file import read  # it makes the classes above, so it can only be imported after them
-
-    return read(file)
+    return _Reader(Document(file, TopologyFile, TopologyError)).topology()
 
 
-@dataclass(frozen=True)
-class Row:
-    """A path as it is shown to people: each field text."""
+def rows(topology: Topology) -> list[tuple[str, ...]]:
+    """Return a table for people: the header, then a row a path in the topology's order, all text.
 
-    source: str
-    target: str
-    rate: str
-    delay: str
-    """One way."""
-    rtt: str
-    limits: str
-    """Everything else that bounds it, separated by commas: access, window, group, queue, jitter, loss."""
-
-
-def rows(topology: Topology) -> list[Row]:
-    """Return one row a path, in the topology's order, for a table."""
-    return [Row(path.source, path.target, "unlimited" if path.rate is None else format_rate(path.rate),
-                format_time(path.delay), format_time(round_trip(topology, path)),
-                ", ".join(_limits(topology, path))) for path in topology.paths]
+    The last column is everything else that bounds the path: access, window, group, queue, jitter, loss.
+    """
+    return [("from", "to", "rate", "delay, one way", "round trip", "limits")] + [
+        (path.source, path.target, UNLIMITED if path.rate is None else format_rate(path.rate),
+         format_time(path.delay), format_time(round_trip(topology, path)), ", ".join(_limits(topology, path)))
+        for path in topology.paths]
 
 
 def round_trip(topology: Topology, path: Path) -> float:
@@ -221,3 +212,89 @@ def _limits(topology: Topology, path: Path) -> Iterable[str]:
         yield f"jitter {format_time(path.jitter)}"
     if path.loss:
         yield f"loss {format_loss(path.loss)}"
+
+
+class _Reader:
+    """Makes a topology of its file's content, with the checks that need more than one field."""
+
+    def __init__(self, document: Document[TopologyFile]) -> None:
+        self.document = document
+        self.content = document.content
+        self.hosts = self._hosts()
+
+    def topology(self) -> Topology:
+        return Topology(self.content.name, str(self.document.file), self.hosts, self._paths(), self._groups(),
+                        self.content.congestion, self.document.text)
+
+    def _hosts(self) -> tuple[Host, ...]:
+        sites, hosts = self.content.sites, self.content.hosts
+        for index, site in enumerate(sites):
+            if site in sites[:index]:
+                raise self.document.error("sites", index, message=f"site {site!r} is listed twice; keep one")
+        for name, entry in hosts.items():
+            if name in sites:
+                raise self.document.error("hosts", name, message=f"{name!r} is a site too; name the host otherwise")
+            if entry.site not in sites:
+                raise self.document.error("hosts", name, "site",
+                                          message=f"unknown site {entry.site!r}; {suggest(entry.site, sites)}")
+        return tuple(Host(name, entry.site, entry.access.up, entry.access.down, entry.slots,
+                          self.document.line("hosts", name)) for name, entry in hosts.items())
+
+    def _members(self, place: str, *location: str | int) -> tuple[str, ...]:
+        """Names of the hosts that a host or a site stands for."""
+        members = tuple(host.name for host in self.hosts if place in (host.name, host.site))
+        if not members:
+            known = [*self.content.hosts, *self.content.sites]
+            raise self.document.error(*location, message=f"no host or site {place!r}; {suggest(place, known)}")
+        return members
+
+    def _pairs(self, matcher: Matcher, *location: str | int) -> list[tuple[str, str]]:
+        """(source, target) of the paths that are meant."""
+        if matcher.between and not (matcher.source or matcher.target):
+            here = there = (*location, "between")
+            source, target = matcher.between
+        elif matcher.source and matcher.target and not matcher.between:
+            here, there = (*location, "from"), (*location, "to")
+            source, target = matcher.source, matcher.target
+        else:
+            raise self.document.error(*location, message="which paths are meant? Write either between: [a, b], "
+                                                         "or from: a and to: b")
+        sources, targets = self._members(source, *here), self._members(target, *there)
+        pairs = [(one, other) for one in sources for other in targets if one != other]
+        if not pairs:
+            raise self.document.error(*location, message=f"no path leads from {source!r} to {target!r}, which are one "
+                                                         "host; name two")
+        return pairs + [(other, one) for one, other in pairs if matcher.between]
+
+    def _paths(self) -> list[Path]:
+        defaults = {field: (getattr(self.content.defaults, field), self.document.line("defaults", field))
+                    for field in Limits.model_fields}
+        # For each path its fields so far, each with the line that set it, and the line of the last rule.
+        found = {pair: dict(defaults) for pair in permutations(self.content.hosts, 2)}
+        lines: dict[tuple[str, str], int] = {}
+        for index, rule in enumerate(self.content.paths):
+            location = ("paths", index)
+            said = {field: (getattr(rule, field), self.document.line(*location, field))
+                    for field in Limits.model_fields if field in rule.model_fields_set}
+            for pair in self._pairs(rule, *location):
+                found[pair].update(said)
+                lines[pair] = self.document.line(*location)
+        return [self._path(pair, said, lines.get(pair)) for pair, said in found.items()]
+
+    def _path(self, pair: tuple[str, str], said: dict[str, tuple[Any, int]], line: int | None) -> Path:
+        name = " -> ".join(pair)
+        if line is None:
+            raise self.document.error("paths", message=f"missing path {name}; add a rule that matches it")
+        fields = {field: value for field, (value, _) in said.items()}
+        if fields["delay"] is None:
+            raise self.document.error_at(line, f"path {name} has no delay; add one here or under defaults")
+        if fields["jitter"] > fields["delay"]:
+            raise self.document.error_at(said["jitter"][1], f"the jitter of path {name} is more than its delay; write "
+                                                            "a jitter of at most the delay")
+        return Path(*pair, **fields, line=line)
+
+    def _groups(self) -> tuple[Group, ...]:
+        return tuple(Group(name, entry.rate,
+                           frozenset(pair for index, matcher in enumerate(entry.paths)
+                                     for pair in self._pairs(matcher, "groups", name, "paths", index)),
+                           self.document.line("groups", name)) for name, entry in self.content.groups.items())

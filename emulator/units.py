@@ -107,8 +107,8 @@ def _format(value: float, units: Mapping[str, Decimal], smallest: float = 1) -> 
     """Show the value in the largest of the ascending units in which it is at least `smallest`, else in the first."""
     # Rounded before the unit is chosen, or 999.99 ms would be shown as 1000 ms.
     rounded = Decimal(f"{value:.4g}")
-    unit = next((unit for unit in reversed(units) if abs(rounded) >= Decimal(str(smallest)) * units[unit]),
-                next(iter(units)))
+    large_enough = [unit for unit in units if rounded >= Decimal(str(smallest)) * units[unit]]
+    unit = large_enough[-1] if large_enough else next(iter(units))
     return f"{_digits(rounded / units[unit])} {unit}"
 
 

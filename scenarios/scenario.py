@@ -1,0 +1,207 @@
+"""Scenarios: what is predicted and measured, on which network, in which worlds.
+
+A scenario is a page of YAML::
+
+    name: seattle-newyork
+    topology: ../topologies/seattle-newyork.yaml    # relative to this file
+    worlds:                                         # world size: rank i runs on the i-th host
+      2: [seattle-ai, newyork-1]
+      3: [seattle-ai, seattle-gateway, newyork-1]
+    arms: [gloo, shard]
+    repetitions: 6                                  # blocks; arms and sizes are interleaved inside a block
+    speedup: 10                                     # rates × k and delays ÷ k, 1 to 10; 1 by default
+    timeout: 300 s                                  # the longest that a collective may take; this is the default
+
+    all_reduce:                                     # tensor sizes: whole fp32 elements
+      intercept: 4 KiB                              # a is the time of this one
+      slope: [2.1 MB, 4.2 MB, 8.4 MB, 16.9 MB]      # b is the Theil–Sen slope through these
+      beside: [16 KiB, 64 KiB]                      # measured and printed, in no fit; may be left out
+
+    training:                                       # beside or instead of all_reduce: the founding workload
+      steps: 48                                     # with the warm-up
+      warmup: 8                                     # first steps, which are not recorded
+      bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default
+
+Sizes below 1 MiB always run at life size, whatever the speed-up: they measure latency, which scheduling jitter would
+hide. A host may appear in a world as often as it has slots. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from emulator.document import Document, DocumentError, Name, Section, suggest
+from emulator.topology import Topology
+from emulator.topology import load as load_topology
+from emulator.units import format_size, parse_size, parse_time
+from frogtorch.collectives import ALL_REDUCE
+
+ARMS = ("gloo", *ALL_REDUCE)
+"""Ways to exchange gradients that a scenario may name: PyTorch's own, and the backend's algorithms."""
+
+ELEMENT = 4
+"""Bytes of an element: tensors are fp32."""
+
+LARGE = 1 << 20
+"""Bytes from which on a tensor's time is its transfer: for the slope, and for a speed-up."""
+
+
+class ScenarioError(DocumentError):
+    """A scenario that is refused; its message starts with ``file:line: ``."""
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """All-reduces of tensors of these sizes, in bytes."""
+
+    intercept: int
+    slope: tuple[int, ...]
+    beside: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every size once, ascending."""
+        return tuple(sorted({self.intercept, *self.slope, *self.beside}))
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps of the founding workload, of which the first `warmup` are not recorded."""
+
+    steps: int
+    warmup: int
+    bucket_view: bool
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is predicted and measured; ``worlds[W][i]`` is the host of rank i."""
+
+    name: str
+    file: str
+    text: str
+    """The file's text, as it was read."""
+    topology: Topology
+    worlds: dict[int, tuple[str, ...]]
+    arms: tuple[str, ...]
+    repetitions: int
+    speedup: float
+    timeout: float
+    """Seconds that a collective may take."""
+    all_reduce: AllReduce | None
+    training: Training | None
+
+    def speedup_for(self, nbytes: int) -> float:
+        """Return the speed-up at which a tensor of that size runs."""
+        return self.speedup if nbytes >= LARGE else 1.0
+
+
+def _size(value: object) -> int:
+    size = parse_size(value)
+    if size % ELEMENT:
+        raise ValueError(f"{value!r} is no whole number of fp32 elements; write a multiple of {ELEMENT} B, such as "
+                         f"{format_size(max(ELEMENT, size - size % ELEMENT))}")
+    return size
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+
+
+class _AllReduce(Section):
+    intercept: Size
+    slope: tuple[Size, ...]
+    beside: tuple[Size, ...] = ()
+
+
+class _Training(Section):
+    steps: Annotated[int, Field(strict=True, ge=1)]
+    warmup: Annotated[int, Field(strict=True, ge=0)]
+    bucket_view: Annotated[bool, Field(strict=True)] = False
+
+
+class _ScenarioFile(Section):
+    name: Name
+    topology: str
+    worlds: Annotated[dict[Annotated[int, Field(strict=True, ge=2)], tuple[str, ...]], Field(min_length=1)]
+    arms: Annotated[tuple[str, ...], Field(min_length=1)]
+    repetitions: Annotated[int, Field(strict=True, ge=1)]
+    speedup: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
+    timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0
+    all_reduce: _AllReduce | None = None
+    training: _Training | None = None
+
+
+def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
+    """Read a scenario and its topology.
+
+    With `topology` that file is read in place of the one which the scenario names: a run directory has its own copy.
+    Raises ScenarioError or TopologyError, with the mend, for anything that is wrong with either.
+    """
+    document = Document(file, _ScenarioFile, ScenarioError)
+    content = document.content
+    named = Path(topology) if topology else document.file.parent / content.topology
+    if not named.is_file():
+        raise document.error("topology", message=f"topology: there is no file {named}; give its path relative to the "
+                                                 "scenario's own directory")
+    network = load_topology(named)
+    for size, world in content.worlds.items():
+        _check_world(document, network, size, world)
+    for index, arm in enumerate(content.arms):
+        if arm not in ARMS:
+            raise document.error("arms", index, message=f"unknown arm {arm!r}; {suggest(arm, ARMS)}")
+        if arm in content.arms[:index]:
+            raise document.error("arms", index, message=f"arm {arm!r} is listed twice; keep one")
+    if not (content.all_reduce or content.training):
+        raise document.error(message="nothing to run; add all_reduce or training")
+    return Scenario(
+        content.name, str(document.file), document.text, network, content.worlds, content.arms, content.repetitions,
+        content.speedup, content.timeout,
+        _all_reduce(document, content.all_reduce) if content.all_reduce else None,
+        _training(document, content.training) if content.training else None)
+
+
+def _check_world(document: Document[_ScenarioFile], topology: Topology, size: int, world: tuple[str, ...]) -> None:
+    slots = {host.name: host.slots for host in topology.hosts}
+    here = ("worlds", size)
+    if size > sum(slots.values()):
+        raise document.error(*here, message=f"W = {size} is more ranks than the {sum(slots.values())} that the hosts "
+                                            f"of topology {topology.name!r} may run; make W smaller, or the slots of "
+                                            "a host more")
+    if len(world) != size:
+        raise document.error(*here, message=f"W = {size} names {len(world)} hosts; name one host a rank, {size}")
+    for rank, name in enumerate(world):
+        if name not in slots:
+            raise document.error(*here, rank, message=f"unknown host {name!r} for rank {rank} of W = {size}; "
+                                                      f"{suggest(name, slots)}")
+        taken = world[:rank].count(name)
+        if taken >= slots[name]:
+            raise document.error(*here, rank, message=f"rank {rank} of W = {size} is on {name!r}, which has slots "
+                                                      f"for {slots[name]} and runs rank {world.index(name)}; name "
+                                                      "another host, or give it more slots in the topology")
+
+
+def _all_reduce(document: Document[_ScenarioFile], content: _AllReduce) -> AllReduce:
+    here = ("all_reduce", "slope")
+    # The Theil–Sen slope is a median over pairs of sizes: two sizes make one pair, and no residual.
+    if len(set(content.slope)) < 3:
+        raise document.error(*here, message="a slope needs at least 3 different sizes; add some")
+    for index, size in enumerate(content.slope):
+        if size < LARGE:
+            raise document.error(*here, index, message=f"slope: {format_size(size)} is a size whose time is latency; "
+                                                       f"write sizes of at least {format_size(LARGE)}")
+    if content.intercept >= LARGE:
+        raise document.error("all_reduce", "intercept",
+                             message=f"intercept: {format_size(content.intercept)} is a size whose time is transfer; "
+                                     f"write a size below {format_size(LARGE)}")
+    return AllReduce(content.intercept, content.slope, content.beside)
+
+
+def _training(document: Document[_ScenarioFile], content: _Training) -> Training:
+    if content.warmup >= content.steps:
+        raise document.error("training", "warmup", message=f"warmup: of {content.steps} steps {content.warmup} are "
+                                                           "warm-up, which leaves none; write fewer")
+    return Training(content.steps, content.warmup, content.bucket_view)
