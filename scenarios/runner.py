@@ -1,8 +1,6 @@
 """Measures a scenario on real packets: brings the network up, runs its points interleaved, writes what it saw.
 
-Points of at least 1 MiB run at the scenario's speed-up, smaller ones at life size (their time is delays, which do not
-stay true when divided); each speed is a campaign of its own, on one state of the network, between two fidelity
-probes. Within a campaign and world, repetitions are blocks: each holds every point once, in an order of its own.
+Points of one speed-up make a campaign, on one state of the network, between two fidelity probes. Within a campaign and world, repetitions are blocks: each holds every point once, in an order of its own.
 """
 
 from __future__ import annotations
@@ -12,23 +10,15 @@ import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from emulator.hosts import netns
 from emulator.links import fidelity
 from scenarios.progress import Stages
-from scenarios.ranks import Ranks
+from scenarios.ranks import RankError, Ranks
 from scenarios.records import Fidelity, Measurement, Outcome, append, sha256
 from scenarios.scenario import Scenario
-
-_LIFE_SIZE_BELOW = 1 << 20
-"""Bytes: smaller points run at speed-up 1."""
-
-_TIMEOUT = 300.0
-"""Seconds after which a collective of a point fails."""
-
 
 @dataclass(frozen=True)
 class Campaign:
@@ -36,21 +26,26 @@ class Campaign:
 
     index: int
     speedup: float
-    sizes: tuple[int, ...]
-    """Bytes of the all-reduces."""
+    sizes: dict[int, tuple[int, ...]]
+    """Bytes of the all-reduces, by world size."""
     trains: bool
 
 
 def campaigns(scenario: Scenario) -> list[Campaign]:
-    """Split a scenario into campaigns: one at its speed-up, one at life size, each only if it has points."""
-    sizes = scenario.all_reduce.sizes if scenario.all_reduce else ()
-    speeds: dict[float, list[int]] = {}
-    for size in sizes:
-        speeds.setdefault(1.0 if size < _LIFE_SIZE_BELOW else scenario.speedup, []).append(size)
+    """Split a scenario into campaigns, one a speed-up, the fastest first."""
+    points: dict[float, dict[int, list[int]]] = {}
     if scenario.training:
-        speeds.setdefault(scenario.speedup, [])
-    return [Campaign(index, speed, tuple(speeds[speed]), scenario.training is not None and speed == scenario.speedup)
-            for index, speed in enumerate(sorted(speeds, reverse=True))]
+        points[scenario.speedup] = {}
+    if scenario.all_reduce:
+        for size in scenario.all_reduce.sizes:
+            for world in scenario.worlds:
+                points.setdefault(scenario.speedup_for(size), {}).setdefault(world, []).append(size)
+    if scenario.scaling:
+        for speed in scenario.scaling.speedups:
+            points.setdefault(speed, {}).setdefault(scenario.scaling.world, []).append(scenario.scaling.size)
+    return [Campaign(index, speed, {world: tuple(sizes) for world, sizes in points[speed].items()},
+                     trains=scenario.training is not None and speed == scenario.speedup)
+            for index, speed in enumerate(sorted(points, reverse=True))]
 
 
 class Runner:
@@ -70,31 +65,40 @@ class Runner:
         for campaign in campaigns(self._scenario):
             speed = f"k = {campaign.speedup:g}"
             self._stages.stage(f"network up, {speed}", 1)
-            with netns.Network(self._scenario.topology, self._run, self._engine, campaign.speedup) as network:
+            with netns.Network(self._scenario.network, self._run, self._engine, campaign.speedup) as network:
                 self._stamp(network.stamp)
                 self._probe(network, campaign, "before")
-                for world in self._scenario.worlds.values():
-                    with tempfile.TemporaryDirectory() as store, Ranks(self._places(network, world, store)) as ranks:
-                        if campaign.sizes:
-                            self._all_reduces(ranks, campaign, world)
-                        if campaign.trains:
-                            self._trainings(ranks, campaign, world)
+                for size, world in self._scenario.worlds.items():
+                    if campaign.sizes.get(size) or campaign.trains:
+                        self._world(network, campaign, world)
                 self._probe(network, campaign, "after")
+
+    def _world(self, network: netns.Network, campaign: Campaign, world: tuple[str, ...]) -> None:
+        try:
+            with tempfile.TemporaryDirectory() as store, Ranks(self._places(network, world, store)) as ranks:
+                if campaign.sizes.get(len(world)):
+                    self._all_reduces(ranks, campaign, world)
+                if campaign.trains:
+                    self._trainings(ranks, campaign, world)
+        except RankError:
+            network.check()  # a dead link explains it better than a rank that heard nothing
+            raise
 
     def _places(self, network: netns.Network, world: Sequence[str], store: str) -> list[Any]:
         from scenarios.rank import Place
 
         return [Place(rank=rank, world_size=len(world), host=host, store=f"{store}/store", arms=self._scenario.arms,
-                      timeout=_TIMEOUT, address=network.address(host), interface=network.device,
-                      enter=partial(netns.enter, self._run, network.index(host))) for rank, host in enumerate(world)]
+                      timeout=self._scenario.timeout, address=network.address(host), interface=network.device,
+                      enter=network.namespaces[host].enter) for rank, host in enumerate(world)]
 
     def _all_reduces(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
-        points = [(size, arm) for size in campaign.sizes for arm in self._scenario.arms]
+        sizes = campaign.sizes[len(world)]
+        points = [(size, arm) for size in sizes for arm in self._scenario.arms]
         blocks = self._scenario.repetitions
         name = f"W = {len(world)}, k = {campaign.speedup:g}"
         self._stages.stage(f"{name}: {blocks} blocks of {len(points)} all-reduces", blocks * len(points))
         # Open the congestion windows: predictions are for warm connections, as in training.
-        warm = min(max(campaign.sizes), 4 << 20)
+        warm = min(max(sizes), 4 << 20)
         for arm in self._scenario.arms:
             ranks.tell("all_reduce", arm=arm, nbytes=warm, repetition=0)
         for block in range(blocks):
@@ -107,8 +111,8 @@ class Runner:
                     speedup=campaign.speedup, repetition=block, seconds=clock * campaign.speedup, clock_seconds=clock,
                     rank_seconds=tuple(r["end"] - r["start"] for r in results), campaign=campaign.index,
                     prediction=self._prediction))
-                self._write_telemetry(results, workload="all_reduce", arm=arm, repetition=block,
-                                      campaign=campaign.index, speedup=campaign.speedup)
+                self._write_telemetry(results, workload="all_reduce", repetition=block, campaign=campaign.index,
+                                      speedup=campaign.speedup)
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
 
     def _trainings(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
@@ -138,8 +142,7 @@ class Runner:
                 append(self._directory / "outcomes.jsonl", [Outcome(
                     **point, rank=rank, steps=training.steps, parameters_sha256=result["parameters_sha256"],
                     held_out_loss=result["held_out_loss"], all_reduces=len(reduced) or None)])
-            self._write_telemetry(results, workload="training", arm=arm, campaign=campaign.index,
-                                  speedup=campaign.speedup)
+            self._write_telemetry(results, workload="training", campaign=campaign.index, speedup=campaign.speedup)
 
     def _write(self, measurement: Measurement) -> None:
         append(self._directory / "measurements.jsonl", [measurement])
@@ -178,7 +181,8 @@ def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 
     stages.stage("calibrating computation", len(scenario.worlds))
     for size, world in scenario.worlds.items():
         with tempfile.TemporaryDirectory() as store, Ranks([
-                Place(rank=rank, world_size=size, host=host, store=f"{store}/store", arms=(), timeout=_TIMEOUT)
+                Place(rank=rank, world_size=size, host=host, store=f"{store}/store", arms=(),
+                      timeout=scenario.timeout)
                 for rank, host in enumerate(world)]) as ranks:
             seen = [step for result in ranks.tell("compute", steps=steps) for step in result[4:]]
         parts[str(size)] = {part: statistics.median(step[part] for step in seen) for part in seen[0]}

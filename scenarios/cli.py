@@ -1,0 +1,217 @@
+"""The command line of the testbed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from emulator.topology import Topology, load
+from emulator.topology import rows as topology_rows
+from scenarios import records
+from scenarios.environment import environment
+from scenarios.predict import predict
+from scenarios.progress import Stages
+from scenarios.scenario import Scenario
+from scenarios.scenario import load as load_scenario
+
+_DESCRIPTION = """\
+How long does a PyTorch training step take on a network, with a way of exchanging gradients, and why? Predicted by a
+simulator, and measured on real packets over links shaped to the same description, side by side."""
+
+_EPILOG = """\
+examples:
+  frogtorch topology show topologies/seattle-newyork.yaml     what the network is
+  frogtorch predict scenarios/quick.yaml                      a second; touches nothing
+  sudo frogtorch compare scenarios/quick.yaml                 predict, measure, and show both
+  frogtorch report runs/quick-20260102-030405                 the tables and figures of a run, again
+  sudo frogtorch down                                         remove what a killed run left
+
+Measuring makes network namespaces, so it needs root; nothing outside them is touched."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status: 0 well, 1 an error that was explained, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)  # so that a terminated run cleans up as an interrupted one does
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        print("frogtorch: interrupted; what was measured until then is in its run directory", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"frogtorch: {error}", file=sys.stderr)
+        return 1
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="frogtorch", description=_DESCRIPTION, epilog=_EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        added.set_defaults(command=command)
+        return added
+
+    def scenario(of: argparse.ArgumentParser) -> None:
+        of.add_argument("scenario", type=Path, help="a scenario, as YAML (scenarios/*.yaml)")
+        of.add_argument("--output", type=Path, metavar="DIR",
+                        help="the run directory, which must not exist yet (default: runs/<name>-<date>)")
+
+    def engine(of: argparse.ArgumentParser) -> None:
+        of.add_argument("--engine", choices=("auto", "netem", "nfqueue"), default="auto",
+                        help="what holds packets for a path's delay (default: netem where the kernel has it, "
+                             "else nfqueue)")
+
+    predicting = add("predict", _predict, "predict every point of a scenario, and write a run directory for it")
+    scenario(predicting)
+    predicting.add_argument("--compute", type=Path, metavar="FILE",
+                            help="compute.json of an earlier run of this machine: what a training step computes; "
+                                 "without it, training steps are predicted as their exchange alone")
+    measuring = add("measure", _measure, "measure a run directory whose predictions are written")
+    measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
+    engine(measuring)
+    comparing = add("compare", _compare, "predict, then measure, a scenario, and report both side by side")
+    scenario(comparing)
+    engine(comparing)
+    reporting = add("report", _report, "print the tables of a run, and write its figures (PNG) and points.csv")
+    reporting.add_argument("run", type=Path, help="a run directory")
+    topologies = commands.add_parser("topology", help="look at a topology").add_subparsers(
+        metavar="COMMAND", required=True)
+    showing = topologies.add_parser("show", help="check a topology, and print its hosts and paths")
+    showing.add_argument("topology", type=Path, help="a topology, as YAML (topologies/*.yaml)")
+    showing.set_defaults(command=_show)
+    removing = add("down", _down, "remove what a run left up (after kill -9, say); twice is not an error")
+    removing.add_argument("run", nargs="?", help="the run's id, as `measure` printed it (default: all runs)")
+    return parser
+
+
+def _predict(options: argparse.Namespace) -> int:
+    scenario = load_scenario(options.scenario)
+    compute = json.loads(options.compute.read_text()) if options.compute else None
+    directory = _new_run(scenario, options.output)
+    if options.compute:
+        shutil.copyfile(options.compute, directory / "compute.json")
+    _write_predictions(scenario, directory, compute)
+    if scenario.training and compute is None:
+        print("training steps are predicted as their exchange alone: no --compute was given", file=sys.stderr)
+    _print_predictions(directory)
+    print(f"{directory}: predictions.jsonl, SHA-256 {records.sha256(directory / 'predictions.jsonl')}")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    scenario = load_scenario(options.run / "scenario.yaml", options.run / "topology.yaml")
+    if not (options.run / "predictions.jsonl").exists():
+        raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
+    if (options.run / "measurements.jsonl").exists():
+        raise ValueError(f"{options.run} is measured already: predict into a new run directory")
+    _run(scenario, options.run, options.engine)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    scenario = load_scenario(options.scenario)
+    _refuse(scenario)
+    directory = _new_run(scenario, options.output)
+    compute = None
+    if scenario.training:
+        from scenarios.runner import calibrate
+
+        with Stages() as stages:
+            calibrate(scenario, directory, stages)
+        compute = json.loads((directory / "compute.json").read_text())
+    _write_predictions(scenario, directory, compute)
+    _run(scenario, directory, options.engine)
+    options.run = directory
+    return _report(options)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from scenarios.report import report
+
+    Console().print(report(options.run))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    topology = load(options.topology)
+    _print_topology(topology)
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    from emulator.hosts import netns
+
+    removed = netns.down(options.run)
+    print("\n".join(removed) if removed else "nothing of ours is up")
+    return 0
+
+
+def _new_run(scenario: Scenario, output: Path | None) -> Path:
+    """Make a run directory that holds the scenario, its topology and the environment."""
+    directory = output or Path("runs") / f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(f"{directory} exists already: a run directory is written once; give another --output") from None
+    (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
+    (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
+    (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+    return directory
+
+
+def _write_predictions(scenario: Scenario, directory: Path, compute: dict[str, dict[str, float]] | None) -> None:
+    with Stages() as stages:
+        stages.stage("predicting", 1)
+        records.append(directory / "predictions.jsonl", predict(scenario, compute))
+
+
+def _refuse(scenario: Scenario) -> None:
+    from emulator.hosts import netns
+
+    netns.refuse(scenario.network, [host.name for host in scenario.network.hosts])
+
+
+def _run(scenario: Scenario, directory: Path, engine: str) -> None:
+    from scenarios.runner import Runner
+
+    _refuse(scenario)
+    run = secrets.token_hex(3)
+    print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run})", file=sys.stderr)
+    with Stages() as stages:
+        Runner(scenario, directory, run, engine, stages).measure()
+
+
+def _print_predictions(directory: Path) -> None:
+    table = Table("W", "arm", "workload", "size", "predicted s", "closed form s")
+    rows: dict[tuple[str, int, str, int], dict[str, float]] = {}
+    for prediction in records.load(directory / "predictions.jsonl", records.Prediction):
+        rows.setdefault(prediction.key, {})[prediction.basis] = prediction.seconds
+    for (arm, size, workload, nbytes), by in rows.items():
+        table.add_row(str(size), arm, workload, f"{nbytes:,} B", f"{by['blind']:.4f}",
+                      f"{by['closed form']:.4f}" if "closed form" in by else "")
+    Console().print(table)
+
+
+def _print_topology(topology: Topology) -> None:
+    table = Table("from", "to", "rate", "one way", "RTT", "limits",
+                  title=f"{topology.name}: {len(topology.hosts)} hosts, {len(topology.paths)} directed paths")
+    for row in topology_rows(topology):
+        table.add_row(row.source, row.target, row.rate, row.delay, row.rtt, row.limits)
+    Console().print(table)

@@ -1,0 +1,39 @@
+"""Predicts every point of a scenario, before anything is measured. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from emulator import sim
+from emulator.topology import Topology
+from scenarios.records import Prediction
+from scenarios.scenario import Scenario
+
+GRADIENT_BYTES = 16_867_332
+"""All gradients of the founding workload, fp32 (`scenarios.workload` builds it; a test holds the two together)."""
+
+BUCKET_BYTES = (4_202_500, 12_664_832)
+"""The two buckets that DDP makes of them from the second step on, in the order in which they become ready."""
+
+
+def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = None) -> Iterator[Prediction]:
+    """Predictions of all points, blind and by the closed form.
+
+    `compute` is the content of compute.json: seconds of the parts of a training step, by world size; without it,
+    a training step is its exchange alone.
+    """
+    for size, world in scenario.worlds.items():
+        for arm in scenario.arms:
+            if scenario.all_reduce:
+                for nbytes in scenario.all_reduce.sizes:
+                    yield from _all_reduce(scenario.topology, world, arm, nbytes)
+            if scenario.training:
+                yield _step(scenario.topology, world, arm, (compute or {}).get(str(size)))
+
+
+def _all_reduce(topology: Topology, world: tuple[str, ...], arm: str, nbytes: int) -> Iterator[Prediction]:
+    outcome = sim.all_reduce(topology, world, arm, nbytes)
+    yield Prediction(arm=arm, world_size=len(world), hosts=world, workload="all_reduce", nbytes=nbytes, basis="blind",
+                     seconds=outcome.seconds, received_bytes=tuple(outcome.received_bytes))
+    yield Prediction(arm=arm, world_size=len(world), hosts=world, workload="all_reduce", nbytes=nbytes,
+                     basis="closed form", seconds=sim.closed_form(topology, world, arm, nbytes))
