@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Literal
 
-from emulator.topology import Path, Topology
+from emulator.topology import Topology, round_trip
 
 # A full Ethernet frame of 1514 bytes carries 1448 of TCP payload: 14 Ethernet, 20 IPv4, 20 TCP, 12 timestamps.
 # Rates count frames, as the kernel's HTB does.
@@ -86,10 +86,10 @@ def _spread(topology: Topology, hosts: Sequence[str]) -> Theory | None:
 
 def _connection(topology: Topology, source: str, target: str) -> tuple[float, Literal["path", "window"]]:
     """Return the payload rate of one connection on a path, access apart: the rate's, or window per round trip."""
-    path: Path = topology.path(source, target)
+    path = topology.path(source, target)
     rate = math.inf if path.rate is None else path.rate * PAYLOAD
-    round_trip = path.delay + topology.path(target, source).delay
-    window = math.inf if path.window is None or round_trip == 0 else path.window / round_trip
+    trip = round_trip(topology, path)
+    window = math.inf if path.window is None or trip == 0 else path.window / trip
     return (window, "window") if window < rate else (rate, "path")
 
 

@@ -1,0 +1,87 @@
+"""The report of a run: tables for the terminal; figures (PNG) and the joined points (CSV) into the run directory."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from scenarios import figures, tables
+from scenarios.compare import BASES
+from scenarios.records import Fidelity
+from scenarios.results import Results
+
+CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n", "measured_median_s",
+              "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error")
+
+
+def report(directory: Path) -> RenderableType:
+    """Return the report of a measured run, for a rich Console; writes points.csv and the figures beside its records.
+
+    Raises what :meth:`Results.load` raises, before anything is written.
+    """
+    results = Results.load(directory)
+    write_csv(results, directory / "points.csv")
+    written = [directory / "points.csv", *figures.draw(results, directory)]
+    parts: list[RenderableType] = [_header(results)]
+    if results.scenario.all_reduce:
+        parts += [*tables.points(results), tables.intercepts(results), tables.slopes(results)]
+    if results.ratios:
+        parts.append(tables.ratios(results))
+    if results.scenario.training:
+        parts += [tables.training(results), tables.outcomes(results)]
+    if results.collectives:
+        parts.append(tables.phases(results))
+    parts += [tables.errors(results), Text("Written: " + ", ".join(str(file) for file in written))]
+    return Group(*(item for part in parts for item in (part, Text())))
+
+
+def write_csv(results: Results, file: Path) -> None:
+    """Write a line a point. Times are life-size seconds, errors ln(measured median / predicted), empty: none."""
+    with file.open("w", encoding="utf-8", newline="") as out:
+        lines = csv.writer(out)
+        lines.writerow(CSV_HEADER)
+        for row in results.rows:
+            low, high = row.measured.interval or (None, None)
+            speeds = sorted({m.speedup for m in row.measurements})
+            lines.writerow([row.arm, row.world_size, " ".join(row.hosts), row.workload, row.nbytes,
+                            " ".join(f"{speed:g}" for speed in speeds), row.measured.n, row.measured.value, low, high,
+                            *(row.predicted.get(basis) for basis in BASES), *(row.error(basis) for basis in BASES)])
+
+
+def _header(results: Results) -> Text:
+    text = Text()
+    scenario = results.scenario
+    text.append(f"{scenario.name}", style="bold")
+    text.append(f" on {scenario.topology.name}, {scenario.repetitions} repetitions, "
+                f"times life-size (large points ran at speed-up {scenario.speedup:g})\n")
+    for stamp in results.environment.get("networks", []):
+        text.append("Network: " + ", ".join(f"{name} {_value(value)}" for name, value in stamp.items()
+                                            if not isinstance(value, dict | list)) + "\n")
+    for line, good in _fidelity(results.fidelity):
+        text.append(line + "\n", style="green" if good else "bold red")
+    text.rstrip()
+    return text
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _fidelity(probes: tuple[Fidelity, ...]) -> Iterator[tuple[str, bool]]:
+    """Return a line a campaign and moment, and one a path that is off."""
+    if not probes:
+        yield "Links: not probed; nothing says that they were what the topology describes", False
+    for campaign, when, speedup in sorted({(p.campaign, p.when, p.speedup) for p in probes},
+                                          key=lambda key: (key[0], key[1] == "after")):
+        probed = [p for p in probes if (p.campaign, p.when) == (campaign, when)]
+        off = [p for p in probed if not p.valid]
+        verdict = f"INVALID, {len(off)} of {len(probed)} paths off" if off else f"valid, {len(probed)} paths"
+        yield f"Links {when} campaign {campaign} (speed-up {speedup:g}): {verdict}", not off
+        for p in off:
+            yield (f"  {p.source} -> {p.target}: goodput {p.goodput / 1e6:.3f} MB/s, expected "
+                   f"{p.expected_goodput / 1e6:.3f}; round trip {p.rtt_seconds * 1e3:.2f} ms, expected "
+                   f"{p.expected_rtt_seconds * 1e3:.2f}"), False

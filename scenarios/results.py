@@ -1,0 +1,119 @@
+"""A run directory read back: everything that the report and the figures show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scenarios import fit
+from scenarios.compare import BASES, Errors, Row, compare, errors
+from scenarios.records import Collective, Fidelity, Measurement, Outcome, R, load
+from scenarios.scenario import AllReduce, Scenario
+from scenarios.scenario import load as load_scenario
+from scenarios.theory import Theory, ratio, theory
+
+
+@dataclass(frozen=True)
+class ArmFit:
+    """a (seconds) and b (seconds per byte) of one arm in one world: measured, predicted by basis, and by theory."""
+
+    arm: str
+    world_size: int
+    a: fit.Estimate
+    line: fit.Line
+    predicted_a: Mapping[str, float]
+    predicted_b: Mapping[str, float]
+    theory: Theory | None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """b_gloo / b_shard of one world."""
+
+    world_size: int
+    measured: fit.Estimate
+    predicted: Mapping[str, float]
+    theory: float | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """One run: its records joined, fitted and summarised."""
+
+    directory: Path
+    scenario: Scenario
+    environment: Mapping[str, Any]
+    fidelity: tuple[Fidelity, ...]
+    rows: tuple[Row, ...]
+    fits: tuple[ArmFit, ...]
+    ratios: tuple[Ratio, ...]
+    errors: tuple[Errors, ...]
+    outcomes: tuple[Outcome, ...]
+    collectives: tuple[Collective, ...]
+
+    @classmethod
+    def load(cls, directory: Path) -> Results:
+        """Read a measured run.
+
+        Raises FileNotFoundError for a run without predictions or measurements, RecordError for a wrong line,
+        CompareError where the two do not belong together, FitError where sizes for a or b are missing.
+        """
+        scenario = load_scenario(directory / "scenario.yaml", directory / "topology.yaml")
+        rows = compare(directory)
+        fits = _fits(scenario, rows) if scenario.all_reduce else []
+        return cls(
+            directory, scenario, _environment(directory), _optional(directory / "fidelity.jsonl", Fidelity),
+            tuple(rows), tuple(fits), tuple(_ratios(scenario, rows, fits)), tuple(errors(rows)),
+            _optional(directory / "outcomes.jsonl", Outcome),
+            tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
+                  for line in load(file, Collective)))
+
+
+def _environment(directory: Path) -> dict[str, Any]:
+    file = directory / "environment.json"
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
+def _optional(file: Path, kind: type[R]) -> tuple[R, ...]:
+    return tuple(load(file, kind)) if file.exists() else ()
+
+
+def _fits(scenario: Scenario, rows: list[Row]) -> list[ArmFit]:
+    assert scenario.all_reduce is not None
+    return [_fit(scenario, scenario.all_reduce, world_size, arm, rows)
+            for world_size in scenario.worlds for arm in scenario.arms]
+
+
+def _fit(scenario: Scenario, sizes: AllReduce, world_size: int, arm: str, rows: list[Row]) -> ArmFit:
+    own = _of(rows, world_size, arm)
+    measurements = _measurements(own)
+    times = {basis: {row.nbytes: row.predicted[basis] for row in own} for basis in BASES}
+    return ArmFit(
+        arm, world_size, fit.intercept(measurements, sizes.intercept), fit.line(measurements, sizes.slope),
+        {basis: times[basis][sizes.intercept] for basis in BASES},
+        {basis: fit.predicted(times[basis], sizes.slope) for basis in BASES},
+        theory(scenario.topology, scenario.worlds[world_size], arm))
+
+
+def _ratios(scenario: Scenario, rows: list[Row], fits: list[ArmFit]) -> list[Ratio]:
+    by_point = {(f.world_size, f.arm): f for f in fits}
+    found = []
+    for world_size, hosts in scenario.worlds.items():
+        ring, shard = by_point.get((world_size, "gloo")), by_point.get((world_size, "shard"))
+        if scenario.all_reduce and ring and shard:
+            measured = fit.ratio(_measurements(_of(rows, world_size, "gloo")),
+                                 _measurements(_of(rows, world_size, "shard")), scenario.all_reduce.slope)
+            predicted = {basis: ring.predicted_b[basis] / shard.predicted_b[basis] for basis in BASES}
+            found.append(Ratio(world_size, measured, predicted, ratio(scenario.topology, hosts)))
+    return found
+
+
+def _of(rows: list[Row], world_size: int, arm: str) -> list[Row]:
+    return [row for row in rows if (row.arm, row.world_size, row.workload) == (arm, world_size, "all_reduce")]
+
+
+def _measurements(rows: list[Row]) -> list[Measurement]:
+    return [m for row in rows for m in row.measurements]

@@ -1,0 +1,186 @@
+"""The tables of a report. Times are life-size seconds unless a title says otherwise; b is in seconds per MB (1e6)."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import exp
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from emulator.units import format_size
+from scenarios.compare import BLIND, CLOSED_FORM, Row
+from scenarios.fit import Estimate
+from scenarios.records import Collective, Outcome
+from scenarios.results import Results
+
+MEGA = 1e6
+FP32 = 4
+NONE = "–"
+
+
+def points(results: Results) -> Iterator[Group]:
+    """One table a world: every size that a or b comes from, predicted and measured."""
+    assert results.scenario.all_reduce is not None
+    sizes = {results.scenario.all_reduce.intercept, *results.scenario.all_reduce.slope}
+    for world_size, hosts in results.scenario.worlds.items():
+        rows = [row for row in results.rows if row.workload == "all_reduce" and row.world_size == world_size]
+        title = f"W = {world_size} ({', '.join(hosts)}), seconds"
+        yield _points(f"All-reduce, {title}", [row for row in rows if row.nbytes in sizes])
+        beside = [row for row in rows if row.nbytes not in sizes]
+        if beside:
+            yield _points(f"Other sizes, not in the fits, {title}", beside)
+
+
+def _points(title: str, rows: Iterable[Row]) -> Group:
+    table = _table("size", "arm", "predicted", "measured", "95 % interval", "n", "error", "closed form", "error")
+    last = None
+    for row in sorted(rows, key=lambda row: row.nbytes):
+        table.add_row(format_size(row.nbytes) if row.nbytes != last else "", row.arm, time(row.predicted[BLIND]),
+                      *_estimate(row.measured), _error(row.error(BLIND)), time(row.predicted[CLOSED_FORM]),
+                      _error(row.error(CLOSED_FORM)))
+        last = row.nbytes
+    return _titled(title, table)
+
+
+def intercepts(results: Results) -> Group:
+    """a, measured and predicted."""
+    assert results.scenario.all_reduce is not None
+    size = format_size(results.scenario.all_reduce.intercept)
+    table = _table("W", "arm", "measured", "95 % interval", "n", "predicted", "error", "closed form", "error")
+    for f in results.fits:
+        table.add_row(str(f.world_size), f.arm, *_estimate(f.a), time(f.predicted_a[BLIND]),
+                      _relative(f.a.value, f.predicted_a[BLIND]), time(f.predicted_a[CLOSED_FORM]),
+                      _relative(f.a.value, f.predicted_a[CLOSED_FORM]))
+    return _titled(f"a, seconds: the median time of {size} at speed-up 1", table)
+
+
+def slopes(results: Results) -> Group:
+    """b, measured, predicted and by theory."""
+    assert results.scenario.all_reduce is not None
+    sizes = ", ".join(format_size(size) for size in sorted(results.scenario.all_reduce.slope))
+    table = _table("W", "arm", "measured", "95 % interval", "ns/element", "predicted", "error", "theory", "error")
+    for f in results.fits:
+        b = f.line.slope
+        table.add_row(str(f.world_size), f.arm, *_estimate(b, MEGA)[:2], f"{b.value * FP32 * 1e9:.0f}",
+                      time(f.predicted_b[BLIND] * MEGA), _relative(b.value, f.predicted_b[BLIND]),
+                      time(f.theory.slope * MEGA) if f.theory else NONE,
+                      _relative(b.value, f.theory.slope) if f.theory else NONE)
+    return _titled(f"b, seconds per MB (ns per fp32 element): Theil-Sen slope over {sizes}", table)
+
+
+def ratios(results: Results) -> Group:
+    """b_gloo / b_shard against theory, and what binds each arm."""
+    table = _table("W", "measured", "95 % interval", "predicted", "theory", "error", "gloo is bound by",
+                   "shard is bound by")
+    bounds = {(f.world_size, f.arm): f"{f.theory.limit}, {f.theory.goodput / MEGA:.3f} MB/s" if f.theory else NONE
+              for f in results.fits}
+    for r in results.ratios:
+        table.add_row(str(r.world_size), f"{r.measured.value:.3f}", _interval(r.measured, 1, "{:.3f}".format),
+                      f"{r.predicted[BLIND]:.3f}", f"{r.theory:.3f}" if r.theory else NONE,
+                      _relative(r.measured.value, r.theory) if r.theory else NONE,
+                      bounds[r.world_size, "gloo"], bounds[r.world_size, "shard"])
+    return _titled("b_gloo / b_shard; theory: W−1 where the limit is per path, 1 where it is at equal accesses", table)
+
+
+def errors(results: Results) -> Group:
+    """How far off the simulator and the closed form are, over the whole grid."""
+    table = _table("arm", "basis", "points", "median", "p90", "maximum")
+    for e in results.errors:
+        table.add_row(e.arm, e.basis, str(e.points), *(f"{value:.3f}" for value in (e.median, e.p90, e.maximum)))
+    return _titled("|ln(measured / predicted)| of the simulator (blind) and the closed form, over every point", table)
+
+
+def training(results: Results) -> Group:
+    """Step times."""
+    table = _table("W", "arm", "predicted", "measured", "95 % interval", "n", "error")
+    for row in results.rows:
+        if row.workload == "training":
+            table.add_row(str(row.world_size), row.arm, time(row.predicted[BLIND]), *_estimate(row.measured),
+                          _error(row.error(BLIND)))
+    return _titled("Training, seconds of a step", table)
+
+
+def outcomes(results: Results) -> Group:
+    """What the ranks had at the end of a training."""
+    table = _table("W", "arm", "steps", "held-out loss", "all-reduces a rank", "parameters")
+    ended: dict[tuple[int, str], list[Outcome]] = defaultdict(list)
+    for outcome in results.outcomes:
+        ended[outcome.world_size, outcome.arm].append(outcome)
+    for (world_size, arm), ranks in ended.items():
+        table.add_row(str(world_size), arm, _distinct(str(o.steps) for o in ranks),
+                      _distinct(f"{o.held_out_loss:.6f}" for o in ranks),
+                      _distinct(NONE if o.all_reduces is None else str(o.all_reduces) for o in ranks),
+                      _agreement(ranks, world_size))
+    return _titled("Training, what the ranks ended with", table)
+
+
+def _agreement(ranks: Sequence[Outcome], world_size: int) -> str:
+    """Say whether all ranks of a world hold the same parameters."""
+    missing = sorted(set(range(world_size)) - {outcome.rank for outcome in ranks})
+    if missing:
+        return f"no outcome of rank {', '.join(map(str, missing))}"
+    hashes = {outcome.parameters_sha256 for outcome in ranks}
+    return f"equal on all ranks, {min(hashes)[:8]}" if len(hashes) == 1 else f"DIFFER: {len(hashes)} hashes"
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    return " / ".join(sorted(set(texts)))
+
+
+def phases(results: Results) -> Group:
+    """Medians of what the backend's telemetry says of its all-reduces, per size (bucket, in training)."""
+    table = _table("workload", "W", "algorithm", "size", "k", "n", "publish", "phase 1", "phase 2", "whole")
+    groups: dict[tuple[str, int, str, int, float], list[Collective]] = defaultdict(list)
+    for c in results.collectives:
+        if c.collective == "all_reduce":
+            groups[c.workload, c.world_size, c.algorithm, c.nbytes, c.speedup].append(c)
+    for (workload, world_size, algorithm, nbytes, speedup), seen in sorted(groups.items()):
+        table.add_row(workload, str(world_size), algorithm, format_size(nbytes), f"{speedup:g}", str(len(seen)),
+                      *(_milliseconds(getattr(c, part) for c in seen)
+                        for part in ("publish", "phase1", "phase2", "seconds")))
+    return _titled("Phases of an all-reduce, medians over ranks, milliseconds by the clock at speed-up k", table)
+
+
+def _milliseconds(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known) * 1e3:.2f}" if known else NONE
+
+
+def time(seconds: float) -> str:
+    """Format with the decimals that a time of this length deserves: 12.051, 0.1051, 0.000421."""
+    return f"{seconds:.{3 if seconds >= 1 else 4 if seconds >= 0.01 else 6}f}"
+
+
+def _estimate(estimate: Estimate, scale: float = 1) -> tuple[str, str, str]:
+    return time(estimate.value * scale), _interval(estimate, scale, time), str(estimate.n)
+
+
+def _interval(estimate: Estimate, scale: float, text: Callable[[float], str]) -> str:
+    return NONE if estimate.interval is None else "{}…{}".format(*(text(end * scale) for end in estimate.interval))
+
+
+def _error(logarithm: float | None) -> str:
+    return NONE if logarithm is None else f"{exp(logarithm) - 1:+.1%}"
+
+
+def _relative(measured: float, expected: float) -> str:
+    return f"{measured / expected - 1:+.1%}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        words = column in ("arm", "basis", "workload", "algorithm", "parameters") or column.endswith("bound by")
+        # A narrow terminal folds a number: an ellipsis would lose its digits.
+        table.add_column(column, justify="left" if words else "right", overflow="fold")
+    return table
+
+
+def _titled(title: str, table: Table) -> Group:
+    """A title of its own is as wide as the terminal; rich would wrap the table's to the table."""
+    return Group(Text(title, style="bold"), table)
