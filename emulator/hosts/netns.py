@@ -1,0 +1,234 @@
+"""Hosts as network namespaces of this machine, joined by a bridge in a namespace of its own.
+
+Namespace ``ft-<run>-<i>`` is host i, with one device ``eth0``; ``ft-<run>-hub`` holds the bridge. Nothing is made in
+the machine's own namespace, and no host has a default route: what runs there talks to the other hosts and to itself.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterable
+from pathlib import Path as File
+from types import TracebackType
+
+from emulator.hosts import ledger
+from emulator.hosts.ledger import Ledger
+from emulator.links import calibration, engines, shaping
+from emulator.links.namespace import LinkError, Namespace, run, shared
+from emulator.topology import Topology, TopologyError
+
+DEVICE = "eth0"
+_SUBNET = "10.77.0"
+_MOST_HOSTS = 250      # of one /24
+_RTO_MIN = 0.2         # seconds: Linux's own (TCP_RTO_MIN), which the speed-up divides
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "iptables-restore": "iptables"}
+
+runs = ledger.runs
+
+
+class Network:
+    """The hosts and paths of `topology`, for real, as a context manager.
+
+    It runs ``topology.faster(speedup)``: rates times `speedup`, delays divided by it. `engine` is what holds packets
+    for the delay: ``netem``, ``nfqueue``, or ``auto``, the best that this machine has.
+    """
+
+    device = DEVICE
+
+    def __init__(self, topology: Topology, run: str, engine: str = "auto", speedup: float = 1.0) -> None:
+        if not speedup > 0:
+            raise ValueError(f"speedup is more than 0, not {speedup}")
+        self.topology = topology
+        self.shaped = topology.faster(speedup)
+        """The topology as it is on the wire."""
+        self.run = run
+        self.speedup = speedup
+        self._wish = engine
+        self._ledger = Ledger(run)
+        self._index = {host.name: index for index, host in enumerate(topology.hosts)}
+        self.addresses = {name: f"{_SUBNET}.{index + 1}" for name, index in self._index.items()}
+        self.namespaces = {name: Namespace(f"ft-{run}-{index}", self._ledger.gate)
+                           for name, index in self._index.items()}
+        self._hub = Namespace(f"ft-{run}-hub", self._ledger.gate)
+        self._engine: engines.Engine | None = None
+        self._stamp: dict[str, object] = {}
+
+    def up(self) -> None:
+        """Make hosts and links, and take the delay engine's own delay out of each path's.
+
+        Raises TopologyError for what this runtime cannot do and LinkError for what this machine lacks, both before
+        anything is made; LinkError if the run is up already, or if the kernel refuses a part of it, after taking back
+        what was made. That is also done on Ctrl-C.
+        """
+        refuse(self.topology, [host.name for host in self.topology.hosts])
+        _require_tools()
+        engine = engines.choose(self._wish, self.shaped)
+        _require_congestion(self.shaped.congestion)
+        self._ledger.open([self._hub.name, *(namespace.name for namespace in self.namespaces.values())])
+        try:
+            self._make_hosts()
+            self._shape()
+            self._engine = engine(self.namespaces, self.addresses, DEVICE, self._ledger.room)
+            biases = calibration.calibrate(self)
+        except BaseException:
+            self.down()
+            raise
+        self._stamp = self._describe(biases)
+
+    def down(self) -> None:
+        """Take everything away again. Twice is fine."""
+        if self._engine is not None:
+            self._engine.down()
+            self._engine = None
+        self._ledger.clear()
+
+    def __enter__(self) -> Network:
+        self.up()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.down()
+
+    def address(self, host: str) -> str:
+        """IPv4 address of the host's device. Raises TopologyError if there is no such host."""
+        return self.addresses[self.topology.host(host).name]
+
+    def enter(self, host: str) -> None:
+        """Move the calling process, which has one thread, into the host. Raises LinkError if the network is not up."""
+        self.namespaces[self.topology.host(host).name].enter()
+
+    def check(self) -> None:
+        """Raise LinkError, naming the host, if the links no longer do what they should.
+
+        A dead delay process is silent otherwise: its host just hears nothing any more.
+        """
+        self.engine.check()
+
+    @property
+    def engine(self) -> engines.Engine:
+        """What holds the packets. Raises LinkError if the network is not up."""
+        if self._engine is None:
+            raise LinkError(f"run {self.run} is not up")
+        return self._engine
+
+    @property
+    def stamp(self) -> dict[str, object]:
+        """How the network was made, to be kept with every result; empty before it is up."""
+        return dict(self._stamp)
+
+    def _make_hosts(self) -> None:
+        hub = self._hub.name
+        lines = [f"netns add {hub}", *(f"netns add {namespace.name}" for namespace in self.namespaces.values())]
+        for name, index in self._index.items():
+            lines.append(f"link add {DEVICE} netns {self.namespaces[name].name} address {_mac(index)} mtu 1500 type veth "
+                         f"peer name {_port(index)} netns {hub}")
+        with shared(self._ledger.gate) as lock:
+            run(["ip", "-batch", "-"], "\n".join(lines) + "\n", lock)
+        quiet = {"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1"}
+        self._hub.sysctl(_existing(quiet))
+        self._hub.ip(["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
+                     + [f"link set {_port(index)} master br0 up" for index in self._index.values()])
+        for name, namespace in self.namespaces.items():
+            namespace.sysctl(_existing(quiet) | self._tcp())
+            namespace.ip(self._addressing(name))
+
+    def _tcp(self) -> dict[str, str]:
+        return {
+            # A pause between two steps is not a reason to start slowly, nor one run's luck a hint to the next.
+            "net.ipv4.tcp_slow_start_after_idle": "0",
+            "net.ipv4.tcp_no_metrics_save": "1",
+            # Otherwise a short path sends packets of 64 KiB whatever its rate, 94 ms long at 0.7 MB/s.
+            "net.ipv4.tcp_tso_rtt_log": "0",
+            # Receive buffers that neither grow nor bind: growing, they would lift a route's window clamp.
+            "net.ipv4.tcp_moderate_rcvbuf": "0",
+            "net.ipv4.tcp_rmem": "4096 16777216 33554432",
+        }
+
+    def _addressing(self, host: str) -> list[str]:
+        """Lines for ``ip -batch``: address, a route and a neighbour for each peer."""
+        mine = self.addresses[host]
+        tcp = f"congctl {self.shaped.congestion} rto_min {round(_RTO_MIN / self.speedup * 1000)}ms"
+        lines = ["link set lo up", f"addr add {mine}/32 dev {DEVICE}", f"link set {DEVICE} up"]
+        packet = shaping.largest_packet(self.shaped)
+        if packet is not None:
+            lines.insert(0, f"link set {DEVICE} gso_max_size {packet}")
+        for peer, index in self._index.items():
+            if peer != host:
+                # The receiver bounds the window: what `peer` may have on the way to us.
+                window = self.shaped.path(peer, host).window
+                clamp = "" if window is None else f" window {window}"
+                lines += [f"route add {self.addresses[peer]}/32 dev {DEVICE} scope link src {mine} {tcp}{clamp}",
+                          f"neigh add {self.addresses[peer]} lladdr {_mac(index)} dev {DEVICE} nud permanent"]
+        return lines
+
+    def _shape(self) -> None:
+        towards_hosts = []
+        for name, index in self._index.items():
+            self.namespaces[name].tc(shaping.up(self.shaped, name, DEVICE, self.addresses))
+            towards_hosts += shaping.down(self.shaped, name, _port(index), self.addresses)
+        self._hub.tc(towards_hosts)
+
+    def _describe(self, biases: dict[tuple[str, str], float]) -> dict[str, object]:
+        return {
+            "runtime": "netns",
+            "engine": self.engine.name,
+            "scheduling": self.engine.scheduling,
+            "calibration": {f"{source} -> {target}": round(bias, 6) for (source, target), bias in biases.items()},
+            "congestion": self.shaped.congestion,
+            "speedup": self.speedup,
+            "rto_min": _RTO_MIN / self.speedup,
+            "burst_seconds": shaping.SLICE,
+            "tcp": self._tcp(),
+            "kernel": platform.release(),
+        }
+
+
+def down(run: str | None = None) -> list[str]:
+    """Take away what a run owns (all runs if None): processes and namespaces, and with these devices and qdiscs.
+
+    Returns what was removed, in words. A run that is not up is no error. Raises ValueError for an impossible name.
+    """
+    return [line for name in ([run] if run is not None else runs()) for line in Ledger(name).clear()]
+
+
+def refuse(topology: Topology, hosts: Iterable[str]) -> None:
+    """Raise TopologyError if this runtime cannot make those hosts of the topology."""
+    chosen = topology.select(hosts)
+    if chosen.groups:
+        group = chosen.groups[0]
+        raise TopologyError(f"{topology.file}:{group.line}: not yet: the netns runtime cannot make group {group.name!r} "
+                            "(paths that share one bottleneck); remove the group, or predict only")
+    if len(chosen.hosts) > _MOST_HOSTS:
+        raise TopologyError(f"{topology.file}:{chosen.hosts[_MOST_HOSTS].line}: the netns runtime makes at most "
+                            f"{_MOST_HOSTS} hosts, and here are {len(chosen.hosts)}")
+
+
+def _require_tools() -> None:
+    if os.geteuid() != 0:
+        raise LinkError("making network namespaces needs root; run the same command with sudo")
+    for tool, package in _PACKAGES.items():
+        if shutil.which(tool) is None:
+            raise LinkError(f"the program {tool} is missing; install it (apt install {package})")
+
+
+def _require_congestion(name: str) -> None:
+    available = File("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if name not in available:
+        raise LinkError(f"this kernel has no congestion control {name!r}, only {', '.join(available)}; load it (modprobe "
+                        f"tcp_{name}) or name another in the topology")
+
+
+def _existing(settings: dict[str, str]) -> dict[str, str]:
+    """Those of the settings that the kernel has: without IPv6 there is none to switch off."""
+    return {key: value for key, value in settings.items() if File("/proc/sys", *key.split(".")).exists()}
+
+
+def _mac(index: int) -> str:
+    return f"02:77:00:00:00:{index + 1:02x}"      # locally administered
+
+
+def _port(index: int) -> str:
+    return f"host{index}"
