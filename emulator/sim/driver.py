@@ -1,0 +1,184 @@
+"""Drives a collective's generator in virtual time: the simulator's side of what :mod:`frogtorch.effects` promises.
+
+A region is only its size here. What takes time is the network, and the :class:`~emulator.sim.rank.Costs` of a rank's
+own work; lanes of one rank do their own work side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from simpy import Event, Interrupt, Process, Resource
+
+from emulator.sim.connection import Message
+from emulator.sim.rank import Account, Cell, Costs, Rank
+from emulator.sim.sending import Plain
+from frogtorch.effects import (
+    Buffer,
+    Collective,
+    Combine,
+    Copy,
+    Effect,
+    Lane,
+    Publish,
+    Read,
+    Receive,
+    Release,
+    Send,
+    Stage,
+    Together,
+)
+
+REDUCED = "arr"
+"""The kind of a cell that holds a sum: the first byte of one begins phase 2."""
+
+Steps = Generator[Event, Any, Any]
+
+
+class Driver:
+    """Drives the generators of one rank's collective in round `number` of its group."""
+
+    def __init__(self, rank: Rank, number: int, sending: Plain, costs: Costs) -> None:
+        self.account = Account()
+        self._rank = rank
+        self._env = rank.env
+        self._number = number
+        self._sending = sending
+        self._costs = costs
+        self._staged: dict[int, Buffer] = {}  # by identity: buffers have no value to compare
+
+    def run(self, collective: Collective) -> Steps:
+        """Drive a whole collective; what it staged and did not release goes at its end. A SimPy process."""
+        self.account.start = self._env.now
+        try:
+            return (yield from self._drive(collective))
+        finally:
+            self.account.end = self._env.now
+            for buffer in list(self._staged.values()):
+                self._release(buffer)
+
+    def _drive(self, collective: Collective) -> Steps:
+        """Resume a generator with its effects' results, or with what they raised, until it returns."""
+        try:
+            effect = next(collective)
+            while True:
+                try:
+                    result = yield from self._perform(effect)
+                except Interrupt:
+                    raise  # a lane beside has failed
+                except Exception as error:
+                    effect = collective.throw(error)
+                else:
+                    effect = collective.send(result)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            collective.close()
+
+    def _perform(self, effect: Effect) -> Steps:
+        """Return an effect's result when it is done."""
+        match effect:
+            case Publish():
+                return self._publish(effect)
+            case Read():
+                return self._read(effect)
+            case Combine():
+                return self._combine(effect)
+            case Copy():
+                return self._work(self._costs.copy * effect.source.nbytes)
+            case Stage():
+                return self._stage(effect)
+            case Release():
+                return self._give_back(effect)
+            case Send():
+                return self._sending.send(self._rank, effect.to, self._number, effect.region.nbytes)
+            case Receive():
+                return self._receive(effect)
+            case Together():
+                return self._together(effect)
+        raise TypeError(f"the simulator does not know the effect {effect!r}")
+
+    def _work(self, seconds: float) -> Steps:
+        if seconds:
+            yield self._env.timeout(seconds)
+
+    def _publish(self, effect: Publish) -> Steps:
+        began = self._env.now
+        if effect.copy:
+            yield from self._work(self._costs.copy * effect.region.nbytes)
+        self._rank.publish((self._number, effect.name), Cell(effect.region.nbytes, effect.readers, effect.copy))
+        self.account.publish += self._env.now - began
+
+    def _read(self, effect: Read) -> Steps:
+        asked = self._env.now
+        message, nbytes = yield self._rank.ask((self._number, effect.name), effect.owner, effect.into.nbytes)
+        if nbytes != effect.into.nbytes:
+            raise ValueError(f"rank {self._rank.rank} reads {effect.name!r} of rank {effect.owner} into "
+                             f"{effect.into.nbytes} bytes, but it has {nbytes}")
+        yield from self._take(effect.owner, message, nbytes, asked, effect.name[0] == REDUCED)
+
+    def _receive(self, effect: Receive) -> Steps:
+        asked = self._env.now
+        message = yield from self._sending.receive(self._rank, effect.source, self._number)
+        yield from self._take(effect.source, message, effect.into.nbytes, asked)
+
+    def _take(self, source: int, message: Message, nbytes: int, asked: float, reduced: bool = False) -> Steps:
+        """Wait until a message is in, and count it."""
+        yield message.first
+        first = self._env.now
+        if reduced and self.account.reduced is None:
+            self.account.reduced = first
+        yield message.arrived
+        yield from self._work(self._costs.message)
+        peer = self.account.peers[source]
+        peer.wait += first - asked
+        peer.transfer += self._env.now - first
+        peer.bytes += nbytes
+
+    def _combine(self, effect: Combine) -> Steps:
+        yield from self._work(self._costs.combine * effect.into.nbytes * max(1, len(effect.parts) - 1))
+        self.account.combined = self._env.now
+
+    def _stage(self, effect: Stage) -> Steps:
+        buffer = Buffer(effect.count, effect.itemsize)
+        self._staged[id(buffer)] = buffer
+        self._rank.hold(buffer.count * buffer.itemsize)
+        return buffer
+        yield  # a generator, like the others
+
+    def _give_back(self, effect: Release) -> Steps:
+        self._release(effect.buffer)
+        return
+        yield
+
+    def _release(self, buffer: Buffer) -> None:
+        if self._staged.pop(id(buffer), None) is None:
+            raise ValueError(f"{buffer!r} is not staged, or was released before")
+        self._rank.hold(-buffer.count * buffer.itemsize)
+
+    def _together(self, effect: Together) -> Steps:
+        turns = Resource(self._env, effect.width) if effect.width is not None else None
+        lanes = [self._env.process(self._lane(lane, turns)) for lane in effect.lanes]
+        try:
+            done = yield self._env.all_of(lanes)
+        except BaseException:
+            _stop(lanes)
+            raise
+        return [done[lane] for lane in lanes]
+
+    def _lane(self, lane: Lane, turns: Resource | None) -> Steps:
+        steps = self._drive(lane) if isinstance(lane, Generator) else self._perform(lane)
+        if turns is None:
+            return (yield from steps)
+        with turns.request() as turn:  # granted in the order of asking, which is the order of the lanes
+            yield turn
+            return (yield from steps)
+
+
+def _stop(lanes: Iterable[Process]) -> None:
+    """Close lanes, one of which has failed."""
+    for lane in lanes:
+        if lane.is_alive:
+            lane.interrupt()
+        lane.defused = True
