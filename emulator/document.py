@@ -51,6 +51,8 @@ def _name(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_name)]
 
+_COLLECTIONS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+
 S = TypeVar("S", bound=Section)
 
 
@@ -64,12 +66,14 @@ class Document(Generic[S]):
         self.file = Path(file)
         self.refusal = refusal
         try:
-            self.text = self.file.read_text(encoding="utf-8")
+            self.text = self.file.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
-            raise refusal(f"{file}: byte {error.start} is no UTF-8; save the file as UTF-8 text") from None
+            raise self.error_at(error.object.count(b"\n", 0, error.start) + 1,
+                                f"byte 0x{error.object[error.start]:02x} is no UTF-8; save the file as UTF-8 text"
+                                ) from None
         except OSError as error:
             raise refusal(f"{file}: {error.strerror}; give a YAML file that can be read") from None
-        self._lines: dict[Location, int] = {(): 1}
+        self._lines: dict[Location, int] = {}
         self._merged: set[yaml.Node] = set()
         data = self._read()
         try:
@@ -96,12 +100,11 @@ class Document(Generic[S]):
         for number, line in enumerate(self.text.splitlines(), 1):
             if "\t" in line[:len(line) - len(line.lstrip())]:
                 raise self.error_at(number, "a tab in the indentation; YAML indents with spaces: replace it by spaces")
-        loader = yaml.SafeLoader("")
         try:
             loader = yaml.SafeLoader(self.text)
             root = loader.get_single_node()
             if root is None:
-                raise self.error_at(1, "the file is empty; describe at least its required fields")
+                raise self.error_at(1, "the file is empty; write at least the fields that are required")
             return self._plain(loader, root, (), ())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -113,26 +116,35 @@ class Document(Generic[S]):
             number = self.text.count("\n", 0, error.position) + 1
             raise self.error_at(number, f"not YAML: the character {chr(error.character)!r} is not allowed; "
                                  "remove it") from None
-        finally:
-            loader.dispose()
+        except RecursionError:
+            raise self.error_at(1, "lists or mappings are nested too deeply; flatten them") from None
 
     def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, at: Location, above: tuple[yaml.Node, ...]) -> Any:
         """Return the node as plain data, noting the line of everything in it."""
         self._lines.setdefault(at, node.start_mark.line + 1)
         if node in above:
             raise self.error_at(node.start_mark.line + 1, "an anchor that contains itself; remove the alias inside it")
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
+            raise self.error_at(node.start_mark.line + 1, f"the tag {node.tag} means nothing here; remove it")
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(loader, item, (*at, index), (*above, node)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
-            return loader.construct_object(node)
+            return self._scalar(loader, node)
         if node not in self._merged:
             self._merge(loader, node)
         data = {}
         for key_node, value_node in node.value:
-            key = loader.construct_object(key_node)
+            key = self._scalar(loader, key_node)
             self._lines[*at, key] = key_node.start_mark.line + 1
             data[key] = self._plain(loader, value_node, (*at, key), (*above, node))
         return data
+
+    def _scalar(self, loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+        try:
+            return loader.construct_object(node)
+        except ValueError as error:  # what looks like a date or a number to YAML, and is none: 2026-13-01
+            raise self.error_at(node.start_mark.line + 1,
+                                f"{node.value!r} cannot be read ({error}); put quotes around it") from None
 
     def _merge(self, loader: yaml.SafeLoader, node: yaml.MappingNode) -> None:
         """Refuse keys that are given twice, then put in what a merge key (<<) brings; an aliased node comes once."""
@@ -141,7 +153,7 @@ class Document(Generic[S]):
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self.error_at(line, "a key that is a list or a mapping; use a word or a number")
-            key = "<<" if key_node.tag == "tag:yaml.org,2002:merge" else loader.construct_object(key_node)
+            key = "<<" if key_node.tag == "tag:yaml.org,2002:merge" else self._scalar(loader, key_node)
             if key in seen:
                 raise self.error_at(line, f"{key!r} is given twice, first in line {seen[key]}; keep one of the two")
             seen[key] = line
@@ -155,7 +167,9 @@ class Document(Generic[S]):
         context = details.get("ctx", {})
         if "field" in context:
             location = (*location, context["field"])
-        name = next((f"{part}: " for part in reversed(location) if isinstance(part, str) and part != "[key]"), "")
+        name = next((f"{part}: " for part in reversed(location) if isinstance(part, str)), "")
+        if location and location[-1] == "[key]":
+            name = ""  # it is the name itself that is wrong
         match details["type"]:
             case "missing":
                 message = f"{location[-1]!r} is missing; add it"
@@ -165,6 +179,12 @@ class Document(Generic[S]):
                 message = details["msg"] if "field" in context else f"{name}{details['msg']}"
             case "string_type":
                 message = f"{name}{_show(details['input'])} is not text; put quotes around it if it is meant as a word"
+            case "tuple_type":
+                message = f"{name}{_show(details['input'])} is no list; write one, such as [a, b]"
+            case "dict_type":
+                message = f"{name}{_show(details['input'])} is no mapping; write name: value under it"
+            case "too_short":
+                message = f"{name}nothing is listed; write at least one"
             case _:
                 # pydantic says what it wants: "Input should be greater than or equal to 1".
                 message = f"{name}{_show(details['input'])} is refused; {details['msg'].replace('Input', 'it', 1)}"
@@ -173,10 +193,10 @@ class Document(Generic[S]):
 
 
 def suggest(word: object, known: Iterable[str]) -> str:
-    """Say which of the known words was likely meant, and which there are."""
+    """Say which of the known words was likely meant, and which there are: the mend of an error."""
     words = list(known)
     close = difflib.get_close_matches(str(word), words, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"There are: {', '.join(words) or 'none'}"
+    return (f"did you mean {close[0]!r}? Use" if close else "use") + f" one of: {', '.join(words)}"
 
 
 def _show(value: object) -> str:

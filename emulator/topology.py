@@ -105,7 +105,7 @@ class Topology:
     name: str
     file: str
     hosts: tuple[Host, ...]
-    paths: list[Path]
+    paths: tuple[Path, ...]
     """By the index of the source, then of the target."""
     groups: tuple[Group, ...]
     congestion: str
@@ -153,7 +153,7 @@ class Topology:
                   for group in self.groups)
         return dataclasses.replace(
             self, hosts=tuple(host for host in self.hosts if host.name in chosen),
-            paths=[path for path in self.paths if chosen.issuperset((path.source, path.target))],
+            paths=tuple(path for path in self.paths if chosen.issuperset((path.source, path.target))),
             groups=tuple(group for group in groups if group.paths))
 
     def faster(self, k: float) -> Topology:
@@ -168,8 +168,8 @@ class Topology:
         return dataclasses.replace(
             self,
             hosts=tuple(dataclasses.replace(host, up=times(host.up), down=times(host.down)) for host in self.hosts),
-            paths=[dataclasses.replace(path, rate=times(path.rate), delay=path.delay / k, jitter=path.jitter / k)
-                   for path in self.paths],
+            paths=tuple(dataclasses.replace(path, rate=times(path.rate), delay=path.delay / k, jitter=path.jitter / k)
+                        for path in self.paths),
             groups=tuple(dataclasses.replace(group, rate=group.rate * k) for group in self.groups))
 
 
@@ -183,10 +183,11 @@ def rows(topology: Topology) -> list[tuple[str, ...]]:
 
     The last column is everything else that bounds the path: access, window, group, queue, jitter, loss.
     """
-    return [("from", "to", "rate", "delay, one way", "round trip", "limits")] + [
-        (path.source, path.target, UNLIMITED if path.rate is None else format_rate(path.rate),
-         format_time(path.delay), format_time(round_trip(topology, path)), ", ".join(_limits(topology, path)))
-        for path in topology.paths]
+    return [
+        ("from", "to", "rate", "delay, one way", "round trip", "limits"),
+        *((path.source, path.target, UNLIMITED if path.rate is None else format_rate(path.rate),
+           format_time(path.delay), format_time(round_trip(topology, path)), ", ".join(_limits(topology, path)))
+          for path in topology.paths)]
 
 
 def round_trip(topology: Topology, path: Path) -> float:
@@ -248,7 +249,7 @@ class _Reader:
             raise self.document.error(*location, message=f"no host or site {place!r}; {suggest(place, known)}")
         return members
 
-    def _pairs(self, matcher: Matcher, *location: str | int) -> list[tuple[str, str]]:
+    def _pairs(self, matcher: Matcher, *location: str | int) -> set[tuple[str, str]]:
         """(source, target) of the paths that are meant."""
         if matcher.between and not (matcher.source or matcher.target):
             here = there = (*location, "between")
@@ -260,13 +261,13 @@ class _Reader:
             raise self.document.error(*location, message="which paths are meant? Write either between: [a, b], "
                                                          "or from: a and to: b")
         sources, targets = self._members(source, *here), self._members(target, *there)
-        pairs = [(one, other) for one in sources for other in targets if one != other]
+        pairs = {(one, other) for one in sources for other in targets if one != other}
         if not pairs:
             raise self.document.error(*location, message=f"no path leads from {source!r} to {target!r}, which are one "
                                                          "host; name two")
-        return pairs + [(other, one) for one, other in pairs if matcher.between]
+        return pairs | {(other, one) for one, other in pairs if matcher.between}
 
-    def _paths(self) -> list[Path]:
+    def _paths(self) -> tuple[Path, ...]:
         defaults = {field: (getattr(self.content.defaults, field), self.document.line("defaults", field))
                     for field in Limits.model_fields}
         # For each path its fields so far, each with the line that set it, and the line of the last rule.
@@ -279,7 +280,7 @@ class _Reader:
             for pair in self._pairs(rule, *location):
                 found[pair].update(said)
                 lines[pair] = self.document.line(*location)
-        return [self._path(pair, said, lines.get(pair)) for pair, said in found.items()]
+        return tuple(self._path(pair, said, lines.get(pair)) for pair, said in found.items())
 
     def _path(self, pair: tuple[str, str], said: dict[str, tuple[Any, int]], line: int | None) -> Path:
         name = " -> ".join(pair)

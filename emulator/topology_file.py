@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from emulator.document import Name, Section
 from emulator.units import parse_loss, parse_rate, parse_size, parse_time
@@ -35,6 +35,12 @@ def _queue(value: object) -> int:
     if queue < FRAME:
         raise ValueError(f"{value!r} holds no packet; write a queue of at least one frame, {FRAME} B")
     return queue
+
+
+def _congestion(text: str) -> str:
+    if not text.replace("_", "").isalnum():
+        raise ValueError(f"{text!r} is no congestion control; write one that the kernel has, such as cubic or reno")
+    return text
 
 
 def _pair(value: Any) -> Any:
@@ -96,7 +102,7 @@ class TopologyFile(Section):
 
     name: Name
     sites: tuple[Name, ...]
-    congestion: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")] = "cubic"
+    congestion: Annotated[str, AfterValidator(_congestion)] = "cubic"
     hosts: Annotated[dict[Name, HostEntry], Field(min_length=1)]
     defaults: Limits = Limits()
     paths: tuple[Rule, ...] = ()

@@ -57,8 +57,8 @@ def parse_loss(text: object) -> float:
 
 
 def format_rate(rate: float) -> str:
-    """Show bytes per second to four digits: 700000 as ``0.7 MB/s``, so that a column of rates keeps one unit."""
-    return _format(rate, {unit: RATES[unit] for unit in ("B/s", "kB/s", "MB/s", "GB/s")}, smallest=0.1)
+    """Show bytes per second to four digits: 700000 as ``0.7 MB/s``, so that slow and fast paths share a unit."""
+    return _format(rate, RATES, {"B/s": 0, "kB/s": 1000, "MB/s": 100_000, "GB/s": 10**9})
 
 
 def format_size(size: int) -> str:
@@ -69,12 +69,12 @@ def format_size(size: int) -> str:
             if rest:
                 break
             return f"{whole} {unit}"
-    return _format(size, {unit: SIZES[unit] for unit in ("B", "kB", "MB", "GB")})
+    return _format(size, SIZES, {"B": 0, "kB": 10**3, "MB": 10**6, "GB": 10**9})
 
 
 def format_time(seconds: float) -> str:
     """Show seconds to four digits: 0.035 as ``35 ms``, 0.0002 as ``200 us``, 12.0504 as ``12.05 s``."""
-    return _format(seconds, TIMES) if seconds else "0 s"
+    return _format(seconds, TIMES, {"us": 0, "ms": Decimal("1e-3"), "s": 1}) if seconds else "0 s"
 
 
 def format_loss(loss: float) -> str:
@@ -83,7 +83,7 @@ def format_loss(loss: float) -> str:
 
 
 def _parse(text: object, kind: str, units: Mapping[str, Decimal], example: str) -> Decimal:
-    choice = f"write a {kind} with one of {', '.join(units)}, such as {example!r}"
+    choice = f"write a {kind} with {'one of ' if len(units) > 1 else ''}{', '.join(units)}, such as {example!r}"
     if isinstance(text, int | float) and not isinstance(text, bool):
         raise ValueError(f"{text} is a bare number; {choice}")
     match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
@@ -103,12 +103,11 @@ def _positive(value: Decimal, text: object, kind: str) -> Decimal:
     return value
 
 
-def _format(value: float, units: Mapping[str, Decimal], smallest: float = 1) -> str:
-    """Show the value in the largest of the ascending units in which it is at least `smallest`, else in the first."""
+def _format(value: float, units: Mapping[str, Decimal], shown_from: Mapping[str, Decimal | int]) -> str:
+    """Show the value in the last unit that is shown from a smaller or equal value."""
     # Rounded before the unit is chosen, or 999.99 ms would be shown as 1000 ms.
     rounded = Decimal(f"{value:.4g}")
-    large_enough = [unit for unit in units if rounded >= Decimal(str(smallest)) * units[unit]]
-    unit = large_enough[-1] if large_enough else next(iter(units))
+    unit = [unit for unit, least in shown_from.items() if rounded >= least][-1]
     return f"{_digits(rounded / units[unit])} {unit}"
 
 

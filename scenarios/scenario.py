@@ -8,8 +8,8 @@ A scenario is a page of YAML::
       2: [seattle-ai, newyork-1]
       3: [seattle-ai, seattle-gateway, newyork-1]
     arms: [gloo, shard]
-    repetitions: 6                                  # blocks; arms and sizes are interleaved inside a block
-    speedup: 10                                     # rates × k and delays ÷ k, 1 to 10; 1 by default
+    repetitions: 6                                  # blocks of interleaved arms and sizes; 1 by default
+    speedup: 10                                     # k: rates × k, delays ÷ k; from 1, the default, to 10
     timeout: 300 s                                  # the longest that a collective may take; this is the default
 
     all_reduce:                                     # tensor sizes: whole fp32 elements
@@ -17,7 +17,7 @@ A scenario is a page of YAML::
       slope: [2.1 MB, 4.2 MB, 8.4 MB, 16.9 MB]      # b is the Theil–Sen slope through these
       beside: [16 KiB, 64 KiB]                      # measured and printed, in no fit; may be left out
 
-    training:                                       # beside or instead of all_reduce: the founding workload
+    training:                                       # beside or instead of all_reduce: the founding workload, once an arm
       steps: 48                                     # with the warm-up
       warmup: 8                                     # first steps, which are not recorded
       bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default
@@ -128,7 +128,7 @@ class _ScenarioFile(Section):
     topology: str
     worlds: Annotated[dict[Annotated[int, Field(strict=True, ge=2)], tuple[str, ...]], Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
-    repetitions: Annotated[int, Field(strict=True, ge=1)]
+    repetitions: Annotated[int, Field(strict=True, ge=1)] = 1
     speedup: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
     timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0
     all_reduce: _AllReduce | None = None
