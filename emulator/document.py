@@ -26,7 +26,7 @@ class DocumentError(ValueError):
 class Section(BaseModel):
     """A mapping of a document: only the fields that its class names, a misspelt one answered with a suggestion."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -110,12 +110,12 @@ class Document(Generic[S]):
             mark = error.problem_mark or error.context_mark
             problem = ", ".join(part for part in (error.context, error.problem) if part)
             raise self.error_at(mark.line + 1 if mark else 1,
-                           f"not YAML: {problem}; check indentation, brackets, quotes and colons here and just "
-                           "above") from None
+                                f"not YAML: {problem}; check indentation, brackets, quotes and colons here and just "
+                                "above") from None
         except yaml.reader.ReaderError as error:
             number = self.text.count("\n", 0, error.position) + 1
             raise self.error_at(number, f"not YAML: the character {chr(error.character)!r} is not allowed; "
-                                 "remove it") from None
+                                        "remove it") from None
         except RecursionError:
             raise self.error_at(1, "lists or mappings are nested too deeply; flatten them") from None
 

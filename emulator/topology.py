@@ -178,16 +178,25 @@ def load(file: File | str) -> Topology:
     return _Reader(Document(file, TopologyFile, TopologyError)).topology()
 
 
-def rows(topology: Topology) -> list[tuple[str, ...]]:
-    """Return a table for people: the header, then a row a path in the topology's order, all text.
+@dataclass(frozen=True)
+class Row:
+    """A path as it is shown to people: every field is text."""
 
-    The last column is everything else that bounds the path: access, window, group, queue, jitter, loss.
-    """
-    return [
-        ("from", "to", "rate", "delay, one way", "round trip", "limits"),
-        *((path.source, path.target, UNLIMITED if path.rate is None else format_rate(path.rate),
-           format_time(path.delay), format_time(round_trip(topology, path)), ", ".join(_limits(topology, path)))
-          for path in topology.paths)]
+    source: str
+    target: str
+    rate: str
+    delay: str
+    """One way."""
+    rtt: str
+    limits: str
+    """Everything else that bounds the path: access, window, group, queue, jitter, loss."""
+
+
+def rows(topology: Topology) -> list[Row]:
+    """Return the rows of a table of the paths, in the topology's order."""
+    return [Row(path.source, path.target, UNLIMITED if path.rate is None else format_rate(path.rate),
+                format_time(path.delay), format_time(round_trip(topology, path)),
+                ", ".join(_limits(topology, path))) for path in topology.paths]
 
 
 def round_trip(topology: Topology, path: Path) -> float:

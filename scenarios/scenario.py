@@ -17,8 +17,8 @@ A scenario is a page of YAML::
       slope: [2.1 MB, 4.2 MB, 8.4 MB, 16.9 MB]      # b is the Theil–Sen slope through these
       beside: [16 KiB, 64 KiB]                      # measured and printed, in no fit; may be left out
 
-    training:                                       # beside or instead of all_reduce: the founding workload, once an arm
-      steps: 48                                     # with the warm-up
+    training:                                       # beside or instead of all_reduce: the founding workload
+      steps: 48                                     # of each arm, warm-up included
       warmup: 8                                     # first steps, which are not recorded
       bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default
 
@@ -29,6 +29,7 @@ hide. A host may appear in a world as often as it has slots. Imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -94,6 +95,11 @@ class Scenario:
     """Seconds that a collective may take."""
     all_reduce: AllReduce | None
     training: Training | None
+
+    @cached_property
+    def network(self) -> Topology:
+        """The part of the topology that the worlds use: what has to be up to measure them."""
+        return self.topology.select(host for world in self.worlds.values() for host in world)
 
     def speedup_for(self, nbytes: int) -> float:
         """Return the speed-up at which a tensor of that size runs."""

@@ -6,7 +6,7 @@ from pathlib import Path as File
 
 import pytest
 
-from emulator.topology import Group, Path, Topology, TopologyError, load, rows
+from emulator.topology import Group, Path, Row, Topology, TopologyError, load, rows
 
 ROOT = File(__file__).parents[2]
 BROKEN = sorted((ROOT / "tests/broken/topologies").glob("*.yaml"))
@@ -116,13 +116,12 @@ def test_what_is_not_there_is_named_with_what_is(coasts: Topology) -> None:
 
 
 def test_rows_show_everything_that_bounds_a_path(coasts: Topology) -> None:
-    header, *table = rows(coasts)
-    assert header == ("from", "to", "rate", "delay, one way", "round trip", "limits")
+    table = rows(coasts)
     assert len(table) == 12
-    assert table[0] == ("w1", "w2", "unlimited", "1 ms", "2 ms", "up 30 MB/s, jitter 100 us")
+    assert table[0] == Row("w1", "w2", "unlimited", "1 ms", "2 ms", "up 30 MB/s, jitter 100 us")
     # There 40 ms, back 35 ms; 49,152 B in flight ÷ 75 ms = 655,360 B/s.
-    assert table[6] == ("e1", "w1", "0.7 MB/s", "40 ms", "75 ms", "down 30 MB/s, window 48 KiB = 0.6554 MB/s, "
-                        "group last-mile 1 MB/s, queue 64 KiB, jitter 100 us, loss 0.5 %")
+    assert table[6] == Row("e1", "w1", "0.7 MB/s", "40 ms", "75 ms", "down 30 MB/s, window 48 KiB = 0.6554 MB/s, "
+                           "group last-mile 1 MB/s, queue 64 KiB, jitter 100 us, loss 0.5 %")
 
 
 def test_a_merge_key_brings_fields_in_and_own_fields_win(tmp_path: File) -> None:
@@ -183,7 +182,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: File) -> None:
 
 def test_endless_nesting_is_refused(tmp_path: File) -> None:
     with pytest.raises(TopologyError, match="1: lists or mappings are nested too deeply; flatten them"):
-        read(tmp_path, "[" * 1500)
+        read(tmp_path, "[" * 500)
 
 
 @pytest.mark.parametrize("file", BROKEN, ids=lambda file: file.stem)

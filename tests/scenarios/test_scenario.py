@@ -73,6 +73,12 @@ training: {steps: 1, warmup: 0}
     assert scenario.training == Training(steps=1, warmup=0, bucket_view=False)
 
 
+def test_the_network_is_what_the_worlds_use() -> None:
+    scenario = load(ROOT / "scenarios/quick.yaml")
+    assert [host.name for host in scenario.network.hosts] == ["seattle-ai", "seattle-gateway", "newyork-1"]
+    assert len(scenario.topology.hosts) == 6
+
+
 def test_sizes_below_1_mib_run_at_life_size(tmp_path: Path) -> None:
     scenario = read(tmp_path, EVERYTHING)
     assert [scenario.speedup_for(nbytes) for nbytes in (4096, 1_048_575, 1_048_576, 16_900_000)] == [1, 1, 5, 5]
