@@ -169,7 +169,7 @@ def _new_run(scenario: Scenario, output: Path | None) -> Path:
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
-        raise ValueError(f"{directory} exists already: a run directory is written once; give another --output") from None
+        raise ValueError(f"{directory} exists: a run directory is written once; give another --output") from None
     (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
     (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
     (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")

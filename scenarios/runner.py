@@ -1,6 +1,7 @@
 """Measures a scenario on real packets: brings the network up, runs its points interleaved, writes what it saw.
 
-Points of one speed-up make a campaign, on one state of the network, between two fidelity probes. Within a campaign and world, repetitions are blocks: each holds every point once, in an order of its own.
+Points of one speed-up make a campaign, on one state of the network, between two fidelity probes. Within a campaign and
+world, repetitions are blocks: each holds every point once, in an order of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from scenarios.progress import Stages
 from scenarios.ranks import RankError, Ranks
 from scenarios.records import Fidelity, Measurement, Outcome, append, sha256
 from scenarios.scenario import Scenario
+
 
 @dataclass(frozen=True)
 class Campaign:
