@@ -26,7 +26,7 @@ def report(directory: Path) -> RenderableType:
     results = Results.load(directory)
     write_csv(results, directory / "points.csv")
     written = [directory / "points.csv", *figures.draw(results, directory)]
-    parts: list[RenderableType] = [_header(results)]
+    parts: list[RenderableType] = [header(results)]
     if results.scenario.all_reduce:
         parts += [*tables.points(results), tables.intercepts(results), tables.slopes(results)]
     if results.ratios:
@@ -36,6 +36,9 @@ def report(directory: Path) -> RenderableType:
     if results.collectives:
         parts.append(tables.phases(results))
     parts += [tables.errors(results), Text("Written: " + ", ".join(str(file) for file in written))]
+    if not all(probe.valid for probe in results.fidelity):
+        parts.append(Text("INVALID: links were not what the topology describes; which, is said at the top. "
+                          "Measure again before concluding anything.", style="bold red"))
     return Group(*(item for part in parts for item in (part, Text())))
 
 
@@ -52,7 +55,8 @@ def write_csv(results: Results, file: Path) -> None:
                             *(row.predicted.get(basis) for basis in BASES), *(row.error(basis) for basis in BASES)])
 
 
-def _header(results: Results) -> Text:
+def header(results: Results) -> Text:
+    """What was run, on which network, and whether the links were what the topology describes."""
     text = Text()
     scenario = results.scenario
     text.append(f"{scenario.name}", style="bold")

@@ -165,11 +165,11 @@ def _interval(estimate: Estimate, scale: float, text: Callable[[float], str]) ->
 
 
 def _error(logarithm: float | None) -> str:
-    return NONE if logarithm is None else f"{exp(logarithm) - 1:+.1%}"
+    return NONE if logarithm is None else f"{exp(logarithm) - 1:+z.1%}"
 
 
 def _relative(measured: float, expected: float) -> str:
-    return f"{measured / expected - 1:+.1%}"
+    return f"{measured / expected - 1:+z.1%}"
 
 
 def _table(*columns: str) -> Table:

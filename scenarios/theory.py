@@ -7,8 +7,9 @@ receives 2(W-1)/W·S, by the ring as by shard. Where the limit sits decides what
   of which sets the pace: b = 2(W-1)/(W·B). shard spreads it over W-1 paths, each with 2/W·S: b = 2/(W·B). Ratio W-1.
 - **at each host's access**, equal for all hosts: all paths share it, so both take b = 2(W-1)/(W·B). Ratio 1.
 
-On unequal access shard has a bound but no closed statement: how its flows share the slow access decides. The simulator
-answers there; here it is None. So are lossy paths, shared groups, and several ranks on a host.
+On unequal accesses the same bytes bound shard, but it reaches the bound only if its flows share the slow access as
+max-min fairness says, and TCP's, which meet different queues at their other ends, need not: nothing is stated, None.
+So it is for lossy paths, shared groups, and several ranks on a host. The simulator answers there.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _spread(topology: Topology, hosts: Sequence[str]) -> Theory | None:
     access = min(ups + downs)
     if path <= access / flows:
         return _theory(share, path, limit)  # max-min sharing grants the slowest path its whole rate everywhere
-    if set(ups) == {access} or set(downs) == {access}:
+    if flows == 1 or set(ups) == {access} or set(downs) == {access}:
         return _theory(share * flows, access, "access")
     return None
 

@@ -102,15 +102,15 @@ def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: in
 
 
 @pytest.fixture
-def run_directory(tmp_path: Path) -> Path:
-    """A synthetic run: see write_run."""
-    return write_run(tmp_path / "run")
-
-
-@pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """write_run into this test's directory, with its keyword arguments."""
     return lambda **options: write_run(tmp_path / "run", **options)
+
+
+@pytest.fixture(scope="session")
+def exact_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose measurements are 1.03 times its predictions, without noise. Read only."""
+    return write_run(tmp_path_factory.mktemp("exact") / "run", noise=0.0)
 
 
 if __name__ == "__main__":

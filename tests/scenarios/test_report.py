@@ -1,0 +1,162 @@
+import csv
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from scenarios import tables
+from scenarios.compare import CompareError
+from scenarios.records import Fidelity, Outcome, append
+from scenarios.report import header, report, write_csv
+from scenarios.results import Results
+
+B4 = 2 / 4 / (0.7e6 * 1448 / 1514)  # seconds per byte of shard at W=4, per path
+
+
+def printed(renderable, width=100):
+    """What a pipe gets: text without colour."""
+    out = io.StringIO()
+    Console(file=out, width=width).print(renderable)
+    return out.getvalue()
+
+
+def cells(table, *start):
+    """The cells of the table's line that begins so."""
+    lines = [line.split() for line in printed(table).splitlines()]
+    (found,) = [line for line in lines if tuple(line[:len(start)]) == start]
+    return found
+
+
+@pytest.fixture(scope="module")
+def exact(exact_run):
+    return Results.load(exact_run)
+
+
+def off(run):
+    """Add a probe of a path that is not what it should be."""
+    append(run / "fidelity.jsonl", [Fidelity(
+        campaign=0, when="after", speedup=10, source="newyork-1", target="seattle-ai", rtt_seconds=0.0081,
+        expected_rtt_seconds=0.007, goodput=6.0e6, expected_goodput=6.695e6, valid=False)])
+
+
+def test_the_whole_report_fits_a_pipe_and_writes_its_files(make_run):
+    run_directory = make_run()
+    off(run_directory)
+    text = printed(report(run_directory))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+    for title in ("All-reduce, W = 2", "All-reduce, W = 6", "Other sizes, not in the fits, W = 4", "a, seconds",
+                  "b, seconds per MB", "b_gloo / b_shard", "Training, seconds of a step", "what the ranks ended with",
+                  "Phases of an all-reduce", "|ln(measured / predicted)|"):
+        assert title in text
+    for name in ("times.png", "slopes.png"):
+        assert (run_directory / name).read_bytes().startswith(b"\x89PNG")
+    assert (run_directory / "points.csv").exists()
+    # An invalid run says so again where the eye ends up.
+    assert text.rstrip().splitlines()[-2].startswith("INVALID: links were not what the topology describes")
+
+
+def test_b_stands_beside_its_prediction_and_theory(exact):
+    # shard, W=4: theory 2/(4·0.6695 MB/s) = 0.7468 s/MB; measured 1.03 times that, times 4 bytes in nanoseconds.
+    assert cells(tables.slopes(exact), "4", "shard") == [
+        "4", "shard", "0.7692", "0.7692…0.7692", "3077", "0.7468", "+3.0%", "0.7468", "+3.0%"]
+    fitted = {(f.arm, f.world_size): f for f in exact.fits}
+    assert fitted["shard", 4].line.slope.value == pytest.approx(1.03 * B4)
+    assert fitted["gloo", 4].line.slope.value == pytest.approx(3 * 1.03 * B4)
+
+
+def test_the_ratio_stands_beside_w_minus_1(exact):
+    assert cells(tables.ratios(exact), "6") == [
+        "6", "5.000", "5.000…5.000", "5.000", "5.000", "+0.0%", "path,", "0.669", "MB/s", "path,", "0.669", "MB/s"]
+
+
+def test_a_is_the_time_of_the_intercept_size(exact):
+    # gloo, W=3: predicted 0.4 s + 4096 bytes at 2·2/3/0.6695 MB/s = 0.4082; measured × 1.03; closed form × 0.9.
+    assert cells(tables.intercepts(exact), "3", "gloo") == [
+        "3", "gloo", "0.4204", "0.4204…0.4204", "6", "0.4082", "+3.0%", "0.3673", "+14.4%"]
+
+
+def test_other_sizes_are_apart(exact):
+    fitted, beside = map(printed, list(tables.points(exact))[:2])
+    assert "4 KiB" in fitted
+    assert "16.9 MB" in fitted
+    assert "64 KiB" not in fitted
+    assert "64 KiB" in beside
+    assert "16.9 MB" not in beside
+
+
+def test_errors_cover_every_point(exact):
+    # 4 worlds × 7 sizes, and 4 training steps without a closed form: ln 1.03 = 0.0296, ln(1.03/0.9) = 0.1349.
+    assert cells(tables.errors(exact), "gloo", "blind") == ["gloo", "blind", "32", "0.030", "0.030", "0.030"]
+    assert cells(tables.errors(exact), "shard", "closed")[2:] == ["form", "28", "0.135", "0.135", "0.135"]
+
+
+def test_ranks_that_end_apart_are_told(make_run):
+    run = make_run()
+    file = run / "outcomes.jsonl"
+    outcomes = [json.loads(line) for line in file.read_text().splitlines()]
+    for outcome in outcomes:
+        if (outcome["world_size"], outcome["arm"], outcome["rank"]) == (4, "shard", 3):
+            outcome.update(parameters_sha256="ef" * 32, held_out_loss=0.5)
+    file.unlink()
+    append(file, [Outcome(**outcome) for outcome in outcomes
+                  if (outcome["world_size"], outcome["arm"], outcome["rank"]) != (3, "gloo", 1)])
+    table = tables.outcomes(Results.load(run))
+    assert cells(table, "4", "shard")[2:] == ["48", "0.493987", "/", "0.500000", "95", "DIFFER:", "2", "hashes"]
+    assert cells(table, "4", "gloo")[-5:] == ["equal", "on", "all", "ranks,", "abababab"]
+    assert cells(table, "3", "gloo")[-5:] == ["no", "outcome", "of", "rank", "1"]
+
+
+def test_phases_are_medians_by_bucket(exact):
+    assert cells(tables.phases(exact), "training", "4", "shard", "4.202") == [
+        "training", "4", "shard", "4.202", "MB", "10", "12", "0.50", "137.00", "160.00", "300.00"]
+
+
+def test_the_header_says_what_the_links_were(exact):
+    text = printed(header(exact))
+    assert text.startswith("synthetic on seattle-newyork, 6 repetitions")
+    assert "engine netem, congestion cubic, speedup 10" in text
+    assert "Links before campaign 1 (speed-up 1): valid, 30 paths" in text
+    assert "INVALID" not in text
+
+
+def test_a_path_that_is_off_is_named(make_run):
+    run = make_run()
+    off(run)
+    text = printed(header(Results.load(run)))
+    assert "Links before campaign 0 (speed-up 10): valid, 30 paths" in text
+    assert "Links after campaign 0 (speed-up 10): INVALID, 1 of 31 paths off" in text
+    assert "newyork-1 -> seattle-ai: goodput 6.000 MB/s, expected 6.695; round trip 8.10 ms, expected 7.00" in text
+
+
+def test_links_that_nobody_probed_are_not_called_valid(make_run):
+    run = make_run()
+    (run / "fidelity.jsonl").unlink()
+    assert "Links: not probed" in printed(header(Results.load(run)))
+
+
+def test_the_csv_has_a_line_a_point(exact, tmp_path):
+    write_csv(exact, tmp_path / "points.csv")
+    with (tmp_path / "points.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 4 * 2 * (7 + 1)
+    (line,) = [line for line in lines if (line["arm"], line["world_size"], line["nbytes"]) == ("shard", "4", "8400000")]
+    assert float(line["measured_median_s"]) == pytest.approx(1.03 * (0.09 + B4 * 8.4e6))
+    assert float(line["blind_ln_error"]) == pytest.approx(0.029559, abs=1e-6)
+    assert line["hosts"] == "seattle-ai seattle-gateway seattle-2 newyork-1"
+    assert (line["n"], line["speedup"]) == ("6", "10")
+
+
+def test_nothing_is_written_of_a_run_that_is_refused(make_run):
+    run = make_run()
+    before = {file.name for file in run.iterdir()}
+    with (run / "predictions.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(ValueError, match=r"predictions\.jsonl:\d+: no Prediction"):
+        report(run)
+    (run / "measurements.jsonl").write_text("")
+    (run / "predictions.jsonl").write_text((run / "predictions.jsonl").read_text().rstrip("\n") + "\n")
+    with pytest.raises(CompareError, match="not measured: gloo, W=2, all_reduce of 4096 bytes"):
+        report(run)
+    assert {file.name for file in run.iterdir()} == before
