@@ -36,10 +36,11 @@ def wire_bytes(payload: float) -> float:
 class Message:
     """Some bytes on their way through a channel, and when they get anywhere."""
 
-    __slots__ = ("arrived", "first", "left", "unsent")
+    __slots__ = ("arrived", "begun", "first", "left", "unsent")
 
     def __init__(self, env: Environment, nbytes: int) -> None:
         self.unsent = wire_bytes(nbytes)
+        self.begun = False
         self.first: Event = env.event()
         """Its first byte has arrived."""
         self.left: Event = env.event()
@@ -101,7 +102,8 @@ class Channel:
                 budget, began = self._window, self.env.now
             queue = self._urgent or self._bulk
             message = queue[0]
-            if not message.first.triggered and message.unsent:
+            if not message.begun:
+                message.begun = True
                 self._announce(message.first)
             if queue is self._bulk:
                 self._leaving = message
@@ -117,7 +119,7 @@ class Channel:
 
     def _announce(self, event: Event) -> None:
         """Let `event` happen when what leaves now arrives."""
-        self.env.timeout(self.delay).callbacks.append(lambda _: event.succeed())
+        self.env.timeout(self.delay).callbacks.append(event.trigger)
 
 
 class Connections:

@@ -102,8 +102,10 @@ def step(topology: Topology, hosts: Sequence[str], arm: str, workload: Workload,
     drivers = [[Driver(rank, number, sending, costs) for number, _ in enumerate(workload.buckets)] for rank in ranks]
     steps = [env.process(_step(env, own, Group(rank, len(hosts)), algorithm, workload, itemsize, arm == "gloo"))
              for rank, own in enumerate(drivers)]
-    env.run(env.all_of(steps))
-    ends: list[float] = [process.value for process in steps]
+    env.run()
+    if waiting := [rank for rank, process in enumerate(steps) if process.is_alive]:
+        raise RuntimeError(f"{arm}: ranks {waiting} of {len(hosts)} wait for ever")
+    ends: list[Any] = [process.value for process in steps]
     peers = [_peers(own) for own in drivers]
     return Outcome(
         seconds=max(ends), ends=tuple(ends), peers=tuple(peers),

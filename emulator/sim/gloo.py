@@ -24,9 +24,9 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Segments(NamedTuple):
-    """How a tensor is cut: `count` segments of `size` elements (the last ones less, or none), `per_rank` a chunk."""
+    """How a tensor is cut: `number` segments of `size` elements (the last ones less, or none), `per_rank` a chunk."""
 
-    count: int
+    number: int
     per_rank: int
     size: int
 
@@ -44,11 +44,11 @@ def ring(group: Group, tensor: Region, op: str) -> Collective:
     if not tensor.count or not group.peers:
         return
     cut = segments(tensor.count, tensor.itemsize, group.size)
-    steps = cut.count - cut.per_rank
+    steps = cut.number - cut.per_rank
     mine = group.rank * cut.per_rank
 
     def segment(index: int) -> Region:
-        lo = min(tensor.lo + index % cut.count * cut.size, tensor.hi)
+        lo = min(tensor.lo + index % cut.number * cut.size, tensor.hi)
         return tensor.buffer[lo:min(lo + cut.size, tensor.hi)]
 
     def phase(first: int, buffers: Sequence[Region | None]) -> Collective:

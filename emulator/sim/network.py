@@ -11,16 +11,17 @@ All bytes here are bytes on the wire: payload with TCP, IP and Ethernet headers.
 window: a connection may have W bytes in flight, so W bytes at once, and W per round trip from then on.
 
 **Acknowledgements** go the other way. A receiver acknowledges every second segment (RFC 5681, section 4.2) with a
-frame that holds headers alone, unless a segment of its own data is about to go and carries the acknowledgement. So a flow of x
-segments per second with y segments per second of the same connection against it puts ``max(0, x/2 - y)`` frames per
-second on its way back. (That two-way data carries them all is an assumption; shaped links that ran a two-rank ring
-both ways at their full rate, at 1.491 s/MB where the links alone allow 1.494, bear it out.)
+frame that holds headers alone, unless a segment of its own data is about to go and carries the acknowledgement. So a
+flow of x segments per second with y segments per second of the same connection against it puts ``max(0, x/2 - y)``
+frames per second on its way back. (That two-way data carries them all is an assumption; shaped links
+that ran a two-rank ring both ways at their full rate, at 1.491 s/MB where the links alone allow 1.494, bear it out.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from simpy import Environment, Event
 from simpy.events import EventPriority, Timeout
@@ -164,7 +165,7 @@ class Network:
             if flow.ends is None or rates[flow] != flow.rate:
                 flow.rate = rates[flow]
                 flow.ends = self.env.timeout(flow.left / flow.rate)
-                flow.ends.callbacks.append(lambda event, flow=flow: self._ended(flow, event))
+                flow.ends.callbacks.append(partial(self._ended, flow))
 
     def _watch(self, link: Link, load: float) -> None:
         """Set the load of a link; if it eats the link's tokens, work the rates out again when they are gone."""
@@ -172,7 +173,7 @@ class Network:
         link.drained = None
         if link.tokens >= _LEAST_TOKENS and load > link.rate:
             link.drained = self.env.timeout(link.tokens / (load - link.rate))
-            link.drained.callbacks.append(lambda event: self._empty(link, event))
+            link.drained.callbacks.append(partial(self._empty, link))
 
     def _empty(self, link: Link, event: Event) -> None:
         if event is link.drained:

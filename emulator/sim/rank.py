@@ -112,7 +112,7 @@ class Rank:
             self._serve(key, cell, reader)
 
     def ask(self, key: Key, owner: int, nbytes: int) -> Event:
-        """Ask `owner` for a cell of `nbytes`. The event fires when the owner sends it, with the message and its size."""
+        """Ask `owner` for a cell of `nbytes`. When it is sent, the event fires with the message and its size."""
         coming = self.incoming(owner, key)
         if not unasked(self._interests[self.rank], key[1], nbytes):
             request = self.channel(owner).send(FRAME_HEADER, urgent=True)

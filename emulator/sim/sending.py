@@ -82,6 +82,6 @@ class Handshake(Plain):
         """Receive in round `number`; returns the message when it is on its way."""
         meeting = self._meet("receive", number, source, receiver.rank)
         notice = receiver.channel(source).send(self.header)
-        notice.arrived.callbacks.append(lambda _: meeting.welcome.succeed())
+        notice.arrived.callbacks.append(meeting.welcome.trigger)
         message: Message = yield meeting.data
         return message

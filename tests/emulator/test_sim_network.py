@@ -1,0 +1,177 @@
+"""Flows over links in virtual time, worked out by hand."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simpy import Environment
+
+from emulator.sim.network import WIRE_RATE, Flow, Link, Network
+
+
+def play(*starts):
+    """When each of `starts`, (time, flow, bytes), has ended."""
+    env = Environment()
+    network = Network(env)
+    ends = {}
+
+    def start(i, at, flow, nbytes):
+        yield env.timeout(at)
+        yield network.move(flow, nbytes)
+        ends[i] = env.now
+
+    for i, one in enumerate(starts):
+        env.process(start(i, *one))
+    env.run()
+    return [ends[i] for i in range(len(starts))]
+
+
+def test_one_flow():
+    assert play((1, Flow([Link("a", 100)]), 1000)) == [11]
+
+
+def test_equal_flows_share():
+    link = Link("a", 100)
+    assert play(*((0, Flow([link]), 100) for _ in range(4))) == [4, 4, 4, 4]
+
+
+def test_a_flow_that_joins_halfway():
+    # First: 50 B alone in 5 s, 50 B at half the rate in 10 s. Second: 50 B by then, and 50 B alone in 5 s.
+    link = Link("a", 10)
+    assert play((0, Flow([link]), 100), (5, Flow([link]), 100)) == [15, 20]
+
+
+def test_parking_lot():
+    # 3 B/s for the long one and the one on b, 7 B/s on a; the one on b has 6 B/s when the long one has ended at 10 s.
+    a, b = Link("a", 10), Link("b", 6)
+    assert play((0, Flow([a, b]), 30), (0, Flow([a]), 70), (0, Flow([b]), 60)) == pytest.approx([10, 10, 15])
+
+
+def test_what_ends_frees_its_share_at_once_for_flows_far_along_the_chain():
+    # a: x+y, b: y+z. y is held at 1 by b (2, two flows); x has 9. When z ends at 1 s, y gets 2 and x has 8.
+    a, b = Link("a", 10), Link("b", 2)
+    x, y, z = Flow([a]), Flow([a, b]), Flow([b])
+    assert play((0, x, 25), (0, y, 7), (0, z, 1)) == pytest.approx([3, 4, 1])
+
+
+def test_a_flow_without_limits_takes_no_time():
+    assert play((2, Flow([]), 1e12)) == [2]
+
+
+def test_a_window_is_a_link_of_its_own():
+    link = Link("a", 10)
+    windowed = Flow([link, Link("window", 2)])
+    assert play((0, windowed, 20), (0, Flow([link]), 40)) == [10, 5]
+
+
+def test_a_burst_passes_an_idle_link_and_comes_back_at_its_rate():
+    # 500 of 1000 B at once, 500 at 100 B/s. 2 s later 200 tokens are back: 200 B at once, 100 B in 1 s.
+    # 4 s after that: 400 tokens, for 100 B. The wire itself takes a quarter of a microsecond.
+    flow = Flow([Link("a", 100, burst=500)])
+    assert play((0, flow, 1000), (7, flow, 300), (12, flow, 100)) == pytest.approx([5, 8, 12], abs=1e-6)
+
+
+def test_a_burst_goes_at_the_speed_of_the_tighter_link():
+    # a lets 30 B pass, b holds to 20 B/s: a's tokens go by 10 B/s, in 3 s; 60 B by then, the other 40 at 10 B/s.
+    assert play((0, Flow([Link("a", 10, burst=30), Link("b", 20)]), 100)) == pytest.approx([7], abs=1e-6)
+
+
+def test_acknowledgements_of_two_connections_against_each_other():
+    # x of data and, for each 2 segments of 1514 B, 66 B of the other's acknowledgements: x (1 + 33/1514) = 1514.
+    there, back = Link("there", 1514), Link("back", 1514)
+    seconds = 1514e3 / (1514 / (1 + 33 / 1514))
+    assert play((0, Flow([there], [back]), 1514e3), (0, Flow([back], [there]), 1514e3)) == pytest.approx([seconds] * 2)
+
+
+def pair(there, back):
+    forth, against = Flow([there], [back]), Flow([back], [there])
+    forth.against, against.against = against, forth
+    return forth, against
+
+
+def test_two_way_data_of_one_connection_carries_its_acknowledgements():
+    forth, against = pair(Link("there", 1514), Link("back", 1514))
+    assert play((0, forth, 1514e3), (0, against, 1514e3)) == pytest.approx([1000, 1000])
+
+
+def test_data_that_is_too_little_carries_a_part_of_the_acknowledgements():
+    # 10 segments/s there need 5 acknowledgements; y segments/s carry y of them: 1514 y + 66 (5 - y) = 2 * 1514.
+    forth, against = pair(Link("there", 15140), Link("back", 3028))
+    y = (3028 - 330) / 1448
+    assert play((0, forth, 15140e3), (0, against, 1514 * y * 500)) == pytest.approx([1000, 500])
+
+
+def test_acknowledgements_end_with_what_they_acknowledge():
+    # The other's 33/1514 of the link for the first 10 s.
+    there, back = Link("there", 1514), Link("back", 1514)
+    first, second = play((0, Flow([there], [back]), 15140), (0, Flow([back]), 30280))
+    assert first == pytest.approx(10)
+    assert second == pytest.approx(20 + 10 * 33 / 1514)
+
+
+def test_acknowledgements_thin_out_rather_than_starve_the_data():
+    # 0.0218 of 1e6 B/s would be more than the whole way back.
+    ends = play((0, Flow([Link("there", 1e6)], [back := Link("back", 1000)]), 1e8), (0, Flow([back]), 5000))
+    assert ends == pytest.approx([100, 10])
+
+
+def test_a_flow_can_be_shortened():
+    env = Environment()
+    network = Network(env)
+    flow = Flow([Link("a", 10)])
+    moved = network.move(flow, 100)
+    env.run(until=4)
+    assert network.shorten(flow, keep=25) == 35  # 40 are gone
+    assert network.shorten(flow, keep=30) == 0
+    env.run(moved)
+    assert env.now == 6.5
+
+
+def test_a_flow_moves_one_thing_at_a_time():
+    network = Network(Environment())
+    flow = Flow([Link("a", 10)])
+    network.move(flow, 1)
+    with pytest.raises(ValueError, match="still under way"):
+        network.move(flow, 1)
+
+
+@pytest.mark.parametrize("rate", [0, -1, math.nan])
+def test_a_rate_is_positive(rate):
+    with pytest.raises(ValueError, match="more than 0 B/s"):
+        Link("a", rate)
+
+
+flows = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 10**6)), min_size=1, max_size=8)
+
+
+@given(flows, st.floats(1, 1e6))
+def test_work_is_conserved(starts, rate):
+    """A link is busy as long as anything waits for it, however many flows share it: the last end is a queue's."""
+    link = Link("a", rate)
+    free = 0.0
+    for at, nbytes in sorted(starts):
+        free = max(free, at) + nbytes / rate
+    assert max(play(*((at, Flow([link]), nbytes) for at, nbytes in starts))) == pytest.approx(free)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.floats(0, 2), st.integers(1, 10**5)), min_size=1,
+                max_size=10), st.lists(st.floats(1e3, 1e5), min_size=8, max_size=8), st.booleans())
+@settings(max_examples=50)
+def test_no_link_is_ever_above_its_capacity_with_acknowledgements(messages, rates, burst):
+    env = Environment()
+    network = Network(env)
+    up = [Link(f"up {i}", rate, 2000 * burst) for i, rate in enumerate(rates[:4])]
+    down = [Link(f"down {i}", rate, 2000 * burst) for i, rate in enumerate(rates[4:])]
+
+    def start(source, target, at, nbytes):
+        yield env.timeout(at)
+        yield network.move(Flow([up[source], down[target]], [up[target], down[source]]), nbytes)
+
+    done = env.all_of([env.process(start(*message)) for message in messages])
+    while not done.triggered:
+        env.step()
+        for link in up + down:
+            assert link.load <= max(WIRE_RATE, link.rate) * (1 + 1e-9)
+            if not burst:
+                assert link.load <= link.rate * (1 + 1e-9)
