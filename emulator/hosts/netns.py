@@ -71,11 +71,11 @@ class Network:
             self._make_hosts()
             self._shape()
             self._engine = engine(self.namespaces, self.addresses, DEVICE, self._ledger.room)
-            biases = calibration.calibrate(self)
+            bias = calibration.calibrate(self)
         except BaseException:
             self.down()
             raise
-        self._stamp = self._describe(biases)
+        self._stamp = self._describe(bias)
 
     def down(self) -> None:
         """Take everything away again. Twice is fine."""
@@ -171,12 +171,15 @@ class Network:
             towards_hosts += shaping.down(self.shaped, name, _port(index), self.addresses)
         self._hub.tc(towards_hosts)
 
-    def _describe(self, biases: dict[tuple[str, str], float]) -> dict[str, object]:
+    def _describe(self, bias: float) -> dict[str, object]:
         return {
             "runtime": "netns",
             "engine": self.engine.name,
             "scheduling": self.engine.scheduling,
-            "calibration": {f"{source} -> {target}": round(bias, 6) for (source, target), bias in biases.items()},
+            # Seconds that each held packet is let go early, and the paths that are too short to be held.
+            "bias": round(bias, 6),
+            "undelayed": [[path.source, path.target] for path in self.shaped.paths
+                          if (path.source, path.target) not in self.engine.held],
             "congestion": self.shaped.congestion,
             "speedup": self.speedup,
             "rto_min": _RTO_MIN / self.speedup,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from statistics import median
 from typing import Protocol
 
 from emulator.links.engines import Engine
 from emulator.links.namespace import Namespace
-from emulator.links.ping import Pair, round_trips
-from emulator.topology import Topology, round_trip
+from emulator.links.ping import round_trips
+from emulator.topology import Topology
 
 _ECHOES = (9, 15)
-"""Round trips a pass: the first finds the bias, the second what is left of it."""
+"""Round trips a pair in each pass: the first finds the bias, the second what is left of it."""
 
 
 class Calibrated(Protocol):
@@ -25,23 +27,22 @@ class Calibrated(Protocol):
     def engine(self) -> Engine: ...
 
 
-def calibrate(network: Calibrated) -> dict[Pair, float]:
+def calibrate(network: Calibrated) -> float:
     """Start the network's engine, with holds such that the idle round trips are the topology's.
 
-    Returns the seconds taken off each path's delay. Only the sum of both directions can be measured without a clock
-    on either end; both have the same engine, so each is given half. A path that the engine leaves alone stays so.
+    Returns the seconds taken off each path's delay. A round trip has as much too much as its two ways together, and all
+    ways have the same engine on the same machine: the median over all pairs is taken, half for each way. A way of its
+    own would get its own noise. A path that the engine leaves alone stays so.
     """
-    delays = {(path.source, path.target): path.delay for path in network.shaped.paths}
-    expected = {(path.source, path.target): round_trip(network.shaped, path) for path in network.shaped.paths
-                if network.shaped.hosts.index(network.shaped.host(path.source))
-                < network.shaped.hosts.index(network.shaped.host(path.target))}
-    network.engine.up(network.shaped)
-    bias = dict.fromkeys(network.engine.held, 0.0)
-    for echoes in _ECHOES:
+    topology, engine = network.shaped, network.engine
+    delays = {(path.source, path.target): path.delay for path in topology.paths}
+    engine.up(topology)
+    names = [host.name for host in topology.hosts]
+    expected = {(source, target): delays[source, target] + delays[target, source]
+                for source, target in itertools.combinations(names, 2) if {(source, target), (target, source)} <= engine.held}
+    bias = 0.0
+    for echoes in _ECHOES if expected else ():
         measured = round_trips(network.namespaces, network.addresses, expected, echoes)
-        for (source, target), nominal in expected.items():
-            ways = [way for way in ((source, target), (target, source)) if way in bias]
-            for way in ways:
-                bias[way] += (measured[source, target] - nominal) / len(ways)
-        network.engine.hold({way: delays[way] - seconds for way, seconds in bias.items()})
+        bias += median(measured[pair] - expected[pair] for pair in expected) / 2
+        engine.hold({way: delays[way] - bias for way in engine.held})
     return bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import selectors
 import socket
 import struct
@@ -24,7 +25,7 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
     """Median of `count` round trips between both hosts of each pair in `expected` (seconds), asked by the first.
 
     All pairs take part in every round, one after another within the longest round trip, so that they see the same
-    machine. One process plays all hosts, as it may hold sockets of several namespaces. Raises LinkError naming the pair if an echo does not come.
+    machine; in another order each time, since a pair that always came just after another would find it awake. One process plays all hosts, as it may hold sockets of several namespaces. Raises LinkError naming the pair if an echo does not come.
     """
     hosts = sorted({host for pair in expected for host in pair})
     socks: dict[str, socket.socket] = {}
@@ -40,7 +41,8 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
                 socks[host].setblocking(False)
                 selector.register(socks[host], selectors.EVENT_READ, host)
             for number in range(count):
-                _round(number, list(expected), spacing, max(expected.values()) + _PATIENCE, socks, addresses, name_of,
+                order = random.Random(number).sample(list(expected), len(expected))
+                _round(number, order, spacing, max(expected.values()) + _PATIENCE, socks, addresses, name_of,
                        selector, took)
     finally:
         for sock in socks.values():

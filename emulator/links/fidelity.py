@@ -1,0 +1,212 @@
+"""Is the network what its topology says? Every directed path's idle round trip and the goodput of one flow, measured.
+
+Paths are measured side by side where one flow cannot feel the other: the two directions of a pair never are, since
+acknowledgements ride on the way back; flows of a host with an access limit never are; and a fast path has the machine
+to itself.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from emulator.links.calibration import Calibrated
+from emulator.links.namespace import LinkError, Namespace
+from emulator.links.ping import round_trips
+from emulator.topology import Path, Topology, round_trip
+
+PAYLOAD_SHARE = 1448 / 1514
+"""Of a full Ethernet frame, as HTB counts it: 20 bytes of IP, 20 of TCP and 12 of timestamps are not payload."""
+GOODPUT_TOLERANCE = 0.01
+RTT_TOLERANCE = 0.03
+RTT_SLACK = 0.3e-3           # seconds
+ECHOES = 21
+LEAST_BYTES = 8_000_000      # of payload a path
+LEAST_TIME = 0.3             # seconds of it: 8 MB over a fast path would be over before it is steady
+SETTLING = 0.1               # seconds at the least before it counts
+FAST = 20e6                  # bytes per second, above which a path is measured alone
+_PORT = 5001
+_PATIENCE = 10.0             # seconds without a byte on any path
+
+Progress = Callable[[int, int, str], None]
+
+
+class Probed(Calibrated, Protocol):
+    """What :func:`probe` needs of a network."""
+
+    def check(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PathFidelity:
+    """One directed path, measured; seconds and bytes of payload per second, in the shaped network's own time.
+
+    An `expected_goodput` of None is a path that nothing limits.
+    """
+
+    source: str
+    target: str
+    rtt: float
+    expected_rtt: float
+    goodput: float
+    expected_goodput: float | None
+
+    @property
+    def rtt_error(self) -> float:
+        """Seconds by which the round trip is too long."""
+        return self.rtt - self.expected_rtt
+
+    @property
+    def goodput_error(self) -> float:
+        """Fraction by which the goodput is too high; 0 if there is none to expect."""
+        return 0.0 if self.expected_goodput is None else self.goodput / self.expected_goodput - 1
+
+    @property
+    def valid(self) -> bool:
+        """Within 1 % in goodput, and within 0.3 ms or 3 % in round trip, whichever is more."""
+        return (abs(self.goodput_error) <= GOODPUT_TOLERANCE
+                and abs(self.rtt_error) <= max(RTT_SLACK, RTT_TOLERANCE * self.expected_rtt))
+
+
+def probe(network: Probed, progress: Progress | None = None) -> list[PathFidelity]:
+    """Measure every directed path of a network that is up and idle, in the topology's order.
+
+    `progress` is called with paths done, paths in all, and what is being measured. Raises LinkError if a link does
+    not pass packets, or its engine has failed.
+    """
+    tell: Progress = progress or (lambda done, total, text: None)
+    topology = network.shaped
+    network.check()
+    total = len(topology.paths)
+    tell(0, total, "idle round trips")
+    nominal = {(path.source, path.target): round_trip(topology, path) for path in topology.paths}
+    measured = round_trips(network.namespaces, network.addresses, nominal, ECHOES)
+    goodputs: dict[tuple[str, str], float] = {}
+    for paths in schedule(topology):
+        tell(len(goodputs), total, "goodput of " + (f"{paths[0].source} -> {paths[0].target}" if len(paths) == 1
+                                                    else f"{len(paths)} paths"))
+        goodputs |= _goodputs(paths, topology, network.namespaces, network.addresses)
+    tell(total, total, "links measured")
+    network.check()
+    return [PathFidelity(path.source, path.target, measured[path.source, path.target],
+                         nominal[path.source, path.target], goodputs[path.source, path.target],
+                         expected_goodput(topology, path)) for path in topology.paths]
+
+
+def expected_goodput(topology: Topology, path: Path) -> float | None:
+    """Bytes of payload per second of one TCP flow on an otherwise idle network; None if nothing limits it."""
+    rates = [rate for rate in (path.rate, topology.host(path.source).up, topology.host(path.target).down)
+             if rate is not None]
+    limits = [min(rates) * PAYLOAD_SHARE] if rates else []
+    if path.window is not None:
+        limits.append(path.window / round_trip(topology, path))
+    return min(limits, default=None)
+
+
+def schedule(topology: Topology) -> list[list[Path]]:
+    """Rounds of paths that can be measured side by side, each path in one of them."""
+    rounds: list[list[Path]] = []
+    index = {host.name: number for number, host in enumerate(topology.hosts)}
+    limited = {host.name for host in topology.hosts if host.up is not None or host.down is not None}
+
+    def apart(one: Path, other: Path) -> bool:
+        common = {one.source, one.target} & {other.source, other.target}
+        return len(common) < 2 and not common & limited
+
+    slow = [path for path in topology.paths if not _fast(topology, path)]
+    # All of one direction first: so that a round fills with it, and the other direction fills the next.
+    for path in sorted(slow, key=lambda path: index[path.source] > index[path.target]):
+        fitting = (paths for paths in rounds if all(apart(path, other) for other in paths))
+        chosen = next(fitting, None)
+        if chosen is None:
+            rounds.append(chosen := [])
+        chosen.append(path)
+    return rounds + [[path] for path in topology.paths if _fast(topology, path)]
+
+
+def _fast(topology: Topology, path: Path) -> bool:
+    expected = expected_goodput(topology, path)
+    return expected is None or expected > FAST
+
+
+class _Flow:
+    """One TCP connection along `path`, and how much came when."""
+
+    def __init__(self, path: Path, topology: Topology, namespaces: Mapping[str, Namespace],
+                 addresses: Mapping[str, str]) -> None:
+        self.path = path
+        expected = expected_goodput(topology, path) or 1e9
+        # Left out: the start, until TCP has filled the path and its queue has settled.
+        self.skip = max(500_000, int(expected * max(SETTLING, 8 * round_trip(topology, path))))
+        self.stop = self.skip + max(LEAST_BYTES, int(LEAST_TIME * expected))
+        self.received = 0
+        self.first: tuple[float, int] | None = None
+        self.goodput: float | None = None
+        with namespaces[path.target].inside():
+            listener = socket.create_server((addresses[path.target], 0))
+        with listener:
+            with namespaces[path.source].inside():
+                self.sender = socket.create_connection(listener.getsockname(), timeout=_PATIENCE)
+            self.receiver, _ = listener.accept()
+        self.sender.setblocking(False)
+        self.receiver.setblocking(False)
+
+    def send(self, data: memoryview) -> None:
+        try:
+            while self.sender.send(data) == len(data):
+                pass
+        except BlockingIOError:
+            return
+
+    def receive(self, into: memoryview) -> None:
+        self.received += self.receiver.recv_into(into)
+        now = time.monotonic()
+        if self.first is None:
+            if self.received >= self.skip:
+                self.first = now, self.received
+        elif self.received >= self.stop:
+            begun, before = self.first
+            self.goodput = (self.received - before) / (now - begun)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+
+
+def _goodputs(paths: Sequence[Path], topology: Topology, namespaces: Mapping[str, Namespace],
+              addresses: Mapping[str, str]) -> dict[tuple[str, str], float]:
+    """Goodput of one flow on each of the paths, side by side; one thread plays all ends."""
+    data, into = memoryview(bytes(1 << 18)), memoryview(bytearray(1 << 20))
+    flows: list[_Flow] = []
+    try:
+        for path in paths:
+            flows.append(_Flow(path, topology, namespaces, addresses))
+        with selectors.DefaultSelector() as selector:
+            for flow in flows:
+                selector.register(flow.sender, selectors.EVENT_WRITE, flow)
+                selector.register(flow.receiver, selectors.EVENT_READ, flow)
+            waiting = set(flows)
+            while waiting:
+                events = selector.select(_PATIENCE)
+                if not events:
+                    stuck = next(iter(waiting)).path
+                    raise LinkError(f"{stuck.source} -> {stuck.target} passed nothing for {_PATIENCE:.0f} s")
+                for key, event in events:
+                    flow = key.data
+                    if event & selectors.EVENT_READ:
+                        flow.receive(into)
+                    elif flow in waiting:
+                        flow.send(data)
+                    if flow.goodput is not None and flow in waiting:
+                        # Its flow ends here; an early end elsewhere would not disturb, but need not be paid for.
+                        waiting.remove(flow)
+                        selector.unregister(flow.sender)
+                        selector.unregister(flow.receiver)
+    finally:
+        for flow in flows:
+            flow.close()
+    return {(flow.path.source, flow.path.target): flow.goodput for flow in flows if flow.goodput is not None}
