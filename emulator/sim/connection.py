@@ -17,9 +17,9 @@ from simpy import Environment, Event
 from emulator.sim.network import FRAME, HEADERS, SEGMENT, Flow, Link, Network
 from emulator.topology import Topology
 
-SLICE = 1e-3
-"""Seconds of its rate that an idle link lets through at once, but two frames at least: the ``burst`` that the link
-engines give their HTB classes."""
+BURST_SECONDS, BURST_FRAMES = 1e-3, 2
+"""What an idle link lets through at once: a millisecond of its rate, at least two frames. It is the ``burst`` that the
+link engines give their HTB classes."""
 
 KERNEL_BUFFER = 128 * 1024
 """Bytes of a bulk message that an urgent one cannot overtake: what the backend lets the kernel keep unsent."""
@@ -181,5 +181,5 @@ class Connections:
 
     def _link(self, name: tuple[str, ...], rate: float) -> Link:
         if name not in self._links:
-            self._links[name] = Link(" ".join(name), rate, max(2 * FRAME, SLICE * rate))
+            self._links[name] = Link(" ".join(name), rate, max(BURST_FRAMES * FRAME, BURST_SECONDS * rate))
         return self._links[name]
