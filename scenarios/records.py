@@ -123,7 +123,7 @@ class Collective(Record):
 
     world_size: int
     collective: str
-    algorithm: str
+    algorithm: str | None
     nbytes: int
     seconds: float
     publish: float

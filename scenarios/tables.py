@@ -138,7 +138,7 @@ def phases(results: Results) -> Group:
     groups: dict[tuple[str, int, str, int, float], list[Collective]] = defaultdict(list)
     for c in results.collectives:
         if c.collective == "all_reduce":
-            groups[c.workload, c.world_size, c.algorithm, c.nbytes, c.speedup].append(c)
+            groups[c.workload, c.world_size, c.algorithm or NONE, c.nbytes, c.speedup].append(c)
     for (workload, world_size, algorithm, nbytes, speedup), seen in sorted(groups.items()):
         table.add_row(workload, str(world_size), algorithm, format_size(nbytes), f"{speedup:g}", str(len(seen)),
                       *(_milliseconds(getattr(c, part) for c in seen)

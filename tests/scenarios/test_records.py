@@ -79,6 +79,14 @@ def test_a_telemetry_line_without_a_second_phase(tmp_path):
     assert (seen.phase1, seen.phase2, seen.speedup) == (0.1, None, 1.0)
 
 
+def test_a_telemetry_line_of_a_collective_without_algorithms_or_phases(tmp_path):
+    file = lines(tmp_path / "rank0.jsonl", {
+        "schema": 1, "group": "default", "rank": 0, "world_size": 2, "round": 4, "collective": "barrier",
+        "algorithm": None, "nbytes": 0, "seconds": 0.1, "publish": 0.001, "phase1": None, "phase2": None})
+    (seen,) = load(file, Collective)
+    assert (seen.algorithm, seen.phase1) == (None, None)
+
+
 def test_the_hash_is_of_the_bytes(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     assert sha256(tmp_path / "empty") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
