@@ -17,6 +17,11 @@ A scenario is a page of YAML::
       slope: [2.1 MB, 4.2 MB, 8.4 MB, 16.9 MB]      # b is the Theil–Sen slope through these
       beside: [16 KiB, 64 KiB]                      # measured and printed, in no fit; may be left out
 
+    scaling:                                        # proof that the speed-up changes nothing; may be left out
+      world: 4                                      # this size, in this world, is run at these speed-ups too:
+      size: 4.2 MB                                  # k × its time must agree
+      speedups: [1, 5]
+
     training:                                       # beside or instead of all_reduce: the founding workload
       steps: 48                                     # of each arm, warm-up included
       warmup: 8                                     # first steps, which are not recorded
@@ -28,6 +33,7 @@ hide. A host may appear in a world as often as it has slots. Imports no torch.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +76,16 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """One all-reduce, of the slope's sizes, repeated at other speed-ups than the scenario's."""
+
+    world: int
+    size: int
+    """Bytes."""
+    speedups: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Training:
     """Steps of the founding workload, of which the first `warmup` are not recorded."""
 
@@ -94,6 +110,7 @@ class Scenario:
     timeout: float
     """Seconds that a collective may take."""
     all_reduce: AllReduce | None
+    scaling: Scaling | None
     training: Training | None
 
     @cached_property
@@ -123,6 +140,12 @@ class _AllReduce(Section):
     beside: tuple[Size, ...] = ()
 
 
+class _Scaling(Section):
+    world: Annotated[int, Field(strict=True)]
+    size: Size
+    speedups: Annotated[tuple[Annotated[float, Field(strict=True, ge=1, le=10)], ...], Field(min_length=1)]
+
+
 class _Training(Section):
     steps: Annotated[int, Field(strict=True, ge=1)]
     warmup: Annotated[int, Field(strict=True, ge=0)]
@@ -138,6 +161,7 @@ class _ScenarioFile(Section):
     speedup: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
     timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0
     all_reduce: _AllReduce | None = None
+    scaling: _Scaling | None = None
     training: _Training | None = None
 
 
@@ -150,7 +174,7 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
     document = Document(file, _ScenarioFile, ScenarioError)
     content = document.content
     named = Path(topology) if topology else document.file.parent / content.topology
-    if not named.is_file():
+    if not os.path.isfile(named):  # False, and not an OSError, for what cannot be a file name at all
         raise document.error("topology", message=f"topology: there is no file {named}; give its path relative to the "
                                                  "scenario's own directory")
     network = load_topology(named)
@@ -167,6 +191,7 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         content.name, str(document.file), document.text, network, content.worlds, content.arms, content.repetitions,
         content.speedup, content.timeout,
         _all_reduce(document, content.all_reduce) if content.all_reduce else None,
+        _scaling(document, content, content.scaling) if content.scaling else None,
         _training(document, content.training) if content.training else None)
 
 
@@ -204,6 +229,22 @@ def _all_reduce(document: Document[_ScenarioFile], content: _AllReduce) -> AllRe
                              message=f"intercept: {format_size(content.intercept)} is a size whose time is transfer; "
                                      f"write a size below {format_size(LARGE)}")
     return AllReduce(content.intercept, content.slope, content.beside)
+
+
+def _scaling(document: Document[_ScenarioFile], content: _ScenarioFile, scaling: _Scaling) -> Scaling:
+    if scaling.world not in content.worlds:
+        raise document.error("scaling", "world", message=f"scaling: there is no world {scaling.world}; name one of "
+                                                         f"{', '.join(map(str, content.worlds))}")
+    sizes = content.all_reduce.slope if content.all_reduce else ()
+    if scaling.size not in sizes:
+        raise document.error("scaling", "size", message=f"scaling: {format_size(scaling.size)} is none of the slope's "
+                                                        "sizes, and so is not measured at the scenario's own speed-up; "
+                                                        "name one of them")
+    for index, speedup in enumerate(scaling.speedups):
+        if speedup == content.speedup or speedup in scaling.speedups[:index]:
+            raise document.error("scaling", "speedups", index, message=f"speed-up {speedup:g} is run already; name "
+                                                                       "others")
+    return Scaling(scaling.world, scaling.size, scaling.speedups)
 
 
 def _training(document: Document[_ScenarioFile], content: _Training) -> Training:
