@@ -4,14 +4,37 @@
 point. Where plug-ins are switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), call :func:`register` first.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frogtorch.options import Options as Options
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Options":
+        from frogtorch.options import Options
+
+        return Options
+    raise AttributeError(f"module 'frogtorch' has no attribute {name!r}")
 
 
 def register() -> None:
     """Make the backend ``frogtorch`` known to torch.distributed. Twice is once."""
-    from frogtorch.process_group import register as registration
+    import torch.distributed as dist
 
-    registration()
+    if dist.is_available() and "frogtorch" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("frogtorch", _create, extended_api=True, devices=["cpu"])
+
+
+def _create(opts: Any, pg_options: Any) -> Any:
+    # Only now: a script that does not use the backend does not wait for it to load.
+    from frogtorch.process_group import create
+
+    return create(opts, pg_options)
 
 
 def _autoload() -> None:

@@ -1,0 +1,307 @@
+"""The engine: drives collectives, as generators of effects, against FrogNet Memory and tensors.
+
+One engine a process, with one I/O thread for all its groups. The thread that calls a collective runs it to its first
+wait; from there the I/O thread does, as bytes come in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from frogtorch.arithmetic import combine
+from frogtorch.effects import (
+    Buffer, Collective, Combine, Copy, Publish, Read, Receive, Region, Release, Send, Stage,
+)
+from frogtorch.lanes import WAITING, Lane, Lanes
+from frogtorch.memory.cells import Reading, Tally
+from frogtorch.memory.faults import MemoryFault, RoundTimeout
+from frogtorch.memory.loop import Loop
+from frogtorch.memory.space import Memory
+from frogtorch.memory.wire import encode_name
+from frogtorch.telemetry import Record
+
+__all__ = ["Engine", "Operation", "bind", "engine"]
+
+EXIT_GRACE = 10.0
+"""Seconds that a process which ends without destroying its groups gives its peers to read what it has published."""
+
+POOL_BYTES = 256 << 20
+"""Most bytes of working memory kept for the next collective."""
+
+
+class Storage(NamedTuple):
+    """Where a buffer's elements are: a flat contiguous tensor, and its bytes."""
+
+    tensor: torch.Tensor
+    view: memoryview
+
+
+_memory_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_view.restype = ctypes.py_object
+_memory_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+
+def bind(flat: torch.Tensor) -> Buffer:
+    """A buffer over a flat contiguous CPU tensor, which it keeps alive."""
+    nbytes = flat.numel() * flat.itemsize
+    view = _memory_view(flat.data_ptr(), nbytes, _WRITABLE) if nbytes else memoryview(b"")
+    return Buffer(flat.numel(), flat.itemsize, Storage(flat, view))
+
+
+def _tensor(region: Region) -> torch.Tensor:
+    flat: torch.Tensor = region.buffer.storage.tensor
+    return flat if region.count == region.buffer.count else flat[region.lo:region.hi]
+
+
+def _bytes(region: Region) -> memoryview:
+    view: memoryview = region.buffer.storage.view
+    return view[region.lo * region.itemsize:region.hi * region.itemsize]
+
+
+class Pool:
+    """Working memory. Fresh pages cost as much as the copy that fills them, and training asks for the same again."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Buffer]] = defaultdict(list)
+        self._bytes = 0
+
+    def get(self, nbytes: int) -> Buffer:
+        """A buffer of `nbytes` bytes, undefined."""
+        kept = self._free.get(nbytes)
+        if kept:
+            self._bytes -= nbytes
+            return kept.pop()
+        return bind(torch.empty(nbytes, dtype=torch.uint8))
+
+    def put(self, buffer: Buffer) -> None:
+        """Give a buffer back, that nobody reads or writes any more."""
+        if self._bytes + buffer.count > POOL_BYTES:
+            self._free.clear()
+            self._bytes = 0
+        self._free[buffer.count].append(buffer)
+        self._bytes += buffer.count
+
+
+class Engine:
+    """The loop, the working memory, and the threads that complete futures."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.pool = Pool()
+        # Callbacks of a future run in the thread that completes it, and may start collectives and wait for them:
+        # never on the I/O thread, and on as many threads as there are callbacks that wait.
+        self._completers = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="frogtorch-complete")
+
+    def submit(self, function: Callable[[], Any]) -> None:
+        """Call `function` soon, on a thread where it may wait for other collectives."""
+        # At the interpreter's end no more threads are started, and nobody is left who could wait for the future.
+        with contextlib.suppress(RuntimeError):
+            self._completers.submit(function)
+
+    def run(self, memory: Memory, operation: Operation) -> None:
+        """Start `operation`, and run it to its first wait. Raises GroupClosed."""
+        with self.loop.lock, torch.inference_mode():
+            operation.start(memory)
+            memory.flush()
+
+    def close(self) -> None:
+        """Leave all groups, stop the threads."""
+        for memory in list(self.loop.memories):
+            memory.leave(EXIT_GRACE)
+        self.loop.close()
+        self._completers.shutdown(wait=False)
+
+
+class Operation:
+    """One collective of one group under way."""
+
+    def __init__(self, engine: Engine, collective: Collective, record: Record, dtype: torch.dtype, variant: str,
+                 timeout: float, done: Callable[[BaseException | None], None]) -> None:
+        """Drive `collective`; `record` says what it is, `variant` what else has to be alike on all ranks.
+
+        `done` is called once, with the loop's lock held: with None, or with the error. Nothing is read into, or sent
+        from, the collective's tensors after that.
+        """
+        self.what = f"{record.collective}/{variant}/{record.dtype}".encode()[:255]
+        self.deadline = record.start + timeout
+        self.tally: Tally = record.tally
+        self.number = -1
+        self._engine = engine
+        self._memory: Memory
+        self._record = record
+        self._dtype = dtype
+        self._timeout = timeout
+        self._done = done
+        self._staged: dict[Buffer, Buffer] = {}  # as the collective has it: what it is in the pool
+        self._pairs: dict[tuple[str, int], int] = defaultdict(int)  # Sends and Receives so far, by peer
+        self._reads: dict[Reading, Lane] = {}
+        self._lanes = Lanes(collective, self._perform, self._cancel, self._end)
+
+    def start(self, memory: Memory) -> None:
+        """Run to the first wait; the loop's lock is held."""
+        self._memory = memory
+        self.number = self._record.round = memory.begin(self)
+        self._record.tally = self.tally
+        fault = memory.early(self.number)
+        if fault is not None:
+            self.fail(fault)
+            return
+        self._lanes.run()
+
+    def fail(self, error: BaseException) -> None:
+        """End with `error`, which is told what it was that failed."""
+        self._lanes.stop(error)
+
+    def expire(self) -> None:
+        """End: the timeout has passed. The error says what was waited for, and what of it came."""
+        waited = [
+            f"{self._memory.address(r.round, r.name, r.owner)} of {self._memory.connections[r.owner]} "
+            f"({r.got} of {len(r.view)} bytes came)" for r in self._reads
+        ]
+        more = f", and {len(waited) - 4} more" if len(waited) > 4 else ""
+        self.fail(RoundTimeout(f"the timeout of {self._timeout:g} s passed, waiting for "
+                               f"{', '.join(waited[:4]) or 'the network'}{more}"))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """A memory's fault, with what every one of them has to say: collective, round, group and rank."""
+        if not isinstance(error, MemoryFault):
+            return error
+        record = self._record
+        what = ", ".join(x for x in (record.algorithm, record.op, record.dtype) if x)
+        return type(error)(f"{record.collective} ({what}), round {self.number} of {self._memory.space}, on rank "
+                           f"{record.rank}: {error}")
+
+    def _end(self, _: Any, error: BaseException | None) -> None:
+        self._memory.end(self.number, error)
+        for room in self._staged.values():
+            self._engine.pool.put(room)
+        self._staged.clear()
+        self._record.end = time.monotonic()
+        self._done(None if error is None else self._explained(error))
+
+    # Effects --------------------------------------------------------------------------------------------------
+
+    def _perform(self, lane: Lane, effect: Any) -> Any:
+        return _HANDLERS[type(effect)](self, lane, effect)
+
+    def _cancel(self, lane: Lane) -> None:
+        reading = lane.waits_for
+        if self._reads.pop(reading, None) is not None:
+            self._memory.cancel(reading)
+
+    def _publish(self, lane: Lane, effect: Publish) -> None:
+        begin = time.monotonic()
+        self._offer(effect.name, effect.region, effect.readers, effect.copy)
+        self._record.publish += time.monotonic() - begin
+
+    def _offer(self, name: tuple[str | int, ...], region: Region, readers: int, copy: bool) -> None:
+        if not copy:
+            self._memory.publish(self.number, name, _bytes(region), readers)
+            return
+        room = self._engine.pool.get(region.nbytes)
+        room.storage.view[:] = _bytes(region)
+        self._memory.publish(self.number, name, room.storage.view, readers, lambda: self._engine.pool.put(room))
+
+    def _read(self, lane: Lane, effect: Read) -> Any:
+        return self._await(lane, effect.name, effect.owner, effect.into)
+
+    def _await(self, lane: Lane, name: tuple[str | int, ...], owner: int, into: Region) -> Any:
+        reading = Reading(self.number, encode_name(name), owner, self.what, _bytes(into), self.tally, self._filled)
+        if self._memory.read(reading, name):
+            self._record.read(reading)
+            return None
+        self._reads[reading] = lane
+        lane.waits_for = reading
+        return WAITING
+
+    def _filled(self, reading: Reading, error: BaseException | None) -> None:
+        lane = self._reads.pop(reading, None)
+        if lane is None:
+            return
+        if error is None:
+            self._record.read(reading)
+        self._lanes.go_on(lane, error=error)
+
+    def _combine(self, lane: Lane, effect: Combine) -> None:
+        combine(_tensor(effect.into), [_tensor(part) for part in effect.parts], effect.op)
+        self._record.combined = time.monotonic()
+
+    def _copy(self, lane: Lane, effect: Copy) -> None:
+        _tensor(effect.into).copy_(_tensor(effect.source))
+
+    def _stage(self, lane: Lane, effect: Stage) -> Buffer:
+        room = self._engine.pool.get(effect.count * effect.itemsize)
+        dtype = self._dtype if effect.itemsize == self._dtype.itemsize else torch.uint8
+        buffer = Buffer(effect.count, effect.itemsize, Storage(room.storage.tensor.view(dtype), room.storage.view))
+        self._staged[buffer] = room
+        return buffer
+
+    def _release(self, lane: Lane, effect: Release) -> None:
+        room = self._staged.pop(effect.buffer, None)
+        if room is None:
+            raise ValueError(f"{effect.buffer!r} was released twice, or is not of this collective")
+        self._engine.pool.put(room)
+
+    def _send(self, lane: Lane, effect: Send) -> None:
+        # A copy, so that it is done at once: the receiver may come as late as it likes.
+        self._offer(self._pair("to", effect.to, effect.to), effect.region, 1, copy=True)
+
+    def _receive(self, lane: Lane, effect: Receive) -> Any:
+        return self._await(lane, self._pair("from", effect.source, self._record.rank), effect.source, effect.into)
+
+    def _pair(self, way: str, peer: int, to: int) -> tuple[str | int, ...]:
+        """The cell of the next Send to, or Receive from, `peer`: they are counted on both sides."""
+        index = self._pairs[way, peer]
+        self._pairs[way, peer] += 1
+        return "p2p", to, index
+
+
+_HANDLERS: dict[type, Callable[[Operation, Lane, Any], Any]] = {
+    Publish: Operation._publish, Read: Operation._read, Combine: Operation._combine, Copy: Operation._copy,
+    Stage: Operation._stage, Release: Operation._release, Send: Operation._send, Receive: Operation._receive,
+}
+
+
+_lock = threading.Lock()
+_engine: Engine | None = None
+
+
+def engine() -> Engine:
+    """The process's engine, started when it is first asked for."""
+    global _engine
+    with _lock:
+        if _engine is None:
+            _engine = Engine()
+            atexit.register(_at_exit)
+        return _engine
+
+
+def _at_exit() -> None:
+    global _engine
+    with _lock:
+        one, _engine = _engine, None
+    if one is not None:
+        one.close()
+
+
+def _in_child() -> None:
+    global _engine, _lock
+    _lock = threading.Lock()
+    if _engine is not None:
+        _engine.loop.after_fork()
+        _engine = None
+
+
+os.register_at_fork(after_in_child=_in_child)

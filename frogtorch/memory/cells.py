@@ -1,0 +1,81 @@
+"""What is in the memory: cells that wait for their readers, reads that wait for their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from frogtorch.memory.wire import Frame
+
+
+class Address(NamedTuple):
+    """Where a cell is found: what every rank can work out by itself, before the cell exists."""
+
+    space: str
+    name: str
+    owner: int
+
+    def __str__(self) -> str:
+        return f"({self.space}, {self.name}, rank {self.owner})"
+
+
+Key = tuple[int, bytes]
+"""A cell inside one space and one owner: the round, and the name in its wire form."""
+
+
+class Tally:
+    """Bytes of one round: of cells, and of everything on the group's sockets (headers and requests included)."""
+
+    __slots__ = ("payload_received", "payload_sent", "socket_received", "socket_sent")
+
+    def __init__(self) -> None:
+        self.payload_received = 0
+        self.payload_sent = 0
+        self.socket_received = 0
+        self.socket_sent = 0
+
+
+class Cell:
+    """A published value. It goes when `readers` distinct ranks have it, or nobody is left who might read it."""
+
+    __slots__ = ("left", "name", "nbytes", "retired", "round", "sent_to", "tally", "view", "waiting", "what")
+
+    def __init__(self, number: int, name: bytes, what: bytes, view: memoryview, readers: int, tally: Tally,
+                 retired: Callable[[], None] | None) -> None:
+        self.round = number
+        self.name = name
+        self.what = what
+        self.view = view
+        self.nbytes = len(view)
+        self.left = readers
+        self.waiting: set[int] = set()  # ranks that may come to read it
+        self.sent_to: set[int] = set()  # ranks to which it is being, or has been, served
+        self.tally = tally
+        self.retired = retired  # called once, when the cell goes; it may own the bytes of `view`
+
+
+class Reading:
+    """A read under way: stands at the owner until the cell is published, then is filled.
+
+    `done` is called once: with None when the bytes are in place, with the error otherwise. Times are those of
+    ``time.monotonic``; `first` is None until the first byte has come.
+    """
+
+    __slots__ = ("done", "first", "got", "last", "name", "owner", "round", "tally", "view", "what")
+
+    def __init__(self, number: int, name: bytes, owner: int, what: bytes, view: memoryview, tally: Tally,
+                 done: Callable[[Reading, BaseException | None], None]) -> None:
+        self.round = number
+        self.name = name
+        self.owner = owner
+        self.what = what
+        self.view = view
+        self.tally = tally
+        self.done = done
+        self.got = 0
+        self.first: float | None = None
+        self.last = 0.0
+
+    def place(self, frame: Frame) -> memoryview:
+        """Where the frame's payload belongs."""
+        return self.view[frame.offset:frame.offset + frame.length]

@@ -1,0 +1,116 @@
+"""The I/O thread: one a process, for all groups. It sleeps until a socket or a deadline has something for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from frogtorch.memory.faults import GroupClosed
+
+if TYPE_CHECKING:
+    from frogtorch.memory.connection import Connection
+    from frogtorch.memory.space import Memory
+
+__all__ = ["Loop"]
+
+FOREVER = float("inf")
+
+
+class Loop:
+    """A selector and a thread that serves it.
+
+    `lock` guards all memories and connections, and is held for every call into them: by this thread while it handles
+    what came, by a caller's while it starts a collective. Nothing that blocks is done under it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.memories: set[Memory] = set()
+        self._selector = selectors.DefaultSelector()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._sleeps_until = FOREVER
+        self._stop = False
+        # A daemon: the interpreter joins the others before it calls atexit hooks, where this one is stopped.
+        self._thread = threading.Thread(target=self._run, name="frogtorch-io", daemon=True)
+        self._thread.start()
+
+    def add(self, memory: Memory) -> None:
+        """Serve the connections of `memory`, whose lock is held."""
+        self.memories.add(memory)
+        for connection in memory.connections.values():
+            self._selector.register(connection.sock, selectors.EVENT_READ, connection)
+
+    def remove(self, memory: Memory) -> None:
+        """Forget `memory`; its connections are closed already."""
+        self.memories.discard(memory)
+
+    def watch(self, connection: Connection) -> None:
+        """Ask to be told when the kernel takes more, or no longer, as ``connection.blocked`` says."""
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)
+        self._selector.modify(connection.sock, mask, connection)
+
+    def unwatch(self, connection: Connection) -> None:
+        """Forget a connection that is about to be closed."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection.sock)
+
+    def awake_by(self, deadline: float) -> None:
+        """See to it that the thread looks at deadlines no later than at `deadline` (monotonic)."""
+        if deadline < self._sleeps_until:
+            self._sleeps_until = deadline
+            os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Stop and join the thread. Memories must have been closed."""
+        with self.lock:
+            self._stop = True
+            os.eventfd_write(self._bell, 1)
+        self._thread.join()
+        self._selector.close()
+        os.close(self._bell)
+
+    def after_fork(self) -> None:
+        """In a forked child: let go of the parent's sockets, or its death would go unnoticed by its peers."""
+        for memory in self.memories:
+            for connection in memory.connections.values():
+                connection.sock.close()
+        self._selector.close()
+        os.close(self._bell)
+
+    def _run(self) -> None:
+        timeout: float | None = None
+        while True:
+            events = self._selector.select(timeout)
+            with self.lock:
+                if self._stop:
+                    return
+                try:
+                    timeout = self._turn(events)
+                except BaseException as error:
+                    # A dead I/O thread would look like a network that hangs: let every waiting thread know instead.
+                    for memory in list(self.memories):
+                        memory.abort(GroupClosed(f"the I/O thread of frogtorch failed: {error!r}"))
+                    raise
+
+    def _turn(self, events: list[tuple[selectors.SelectorKey, int]]) -> float | None:
+        for key, mask in events:
+            connection = key.data
+            if connection is None:
+                os.eventfd_read(self._bell)
+                continue
+            if mask & selectors.EVENT_WRITE:
+                connection.flush()
+            if mask & selectors.EVENT_READ:
+                connection.receive()
+        nearest = FOREVER
+        now = time.monotonic()
+        for memory in list(self.memories):
+            nearest = min(nearest, memory.expire(now))
+            memory.flush()
+        self._sleeps_until = nearest
+        return None if nearest == FOREVER else max(0.0, nearest - now)

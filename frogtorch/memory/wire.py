@@ -1,0 +1,174 @@
+"""The wire format: frames of a fixed header, a name, what the round is, and a payload.
+
+====  ======  ==========================================================================================
+byte  type    field
+====  ======  ==========================================================================================
+0     u8      kind of frame (:class:`Kind`)
+1     u8      length of the name
+2     u8      length of *what*: the collective, operation and dtype of the sender's round
+3     u8      0
+4     u32     length of the payload in this frame, at most :data:`FRAME_BYTES`
+8     u64     round
+16    u64     size of the whole cell, in bytes
+24    u64     where in the cell this payload begins
+32            name, what, payload
+====  ======  ==========================================================================================
+
+Network byte order. A name is its parts joined by dots. Nothing on the wire is ever unpickled or evaluated, and every
+length is checked against its bound before a byte of what it announces is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from frogtorch.collectives.interest import SMALL_BYTES, Interest
+from frogtorch.effects import Name
+from frogtorch.memory.faults import ProtocolError
+
+VERSION = 1
+
+HEADER = struct.Struct("!BBBxIQQQ")
+
+FRAME_BYTES = 128 * 1024
+"""Most payload in a frame. A request or a small cell waits for the rest of a frame at most, so it is no longer than
+what the kernel is let keep unsent (:data:`frogtorch.memory.connection.UNSENT_BYTES`)."""
+
+ATOMIC_BYTES = SMALL_BYTES
+"""A payload up to this size is taken in one piece from the receive buffer, which therefore holds any such frame."""
+
+FRAME_MAX = HEADER.size + 2 * 255 + ATOMIC_BYTES
+"""Bytes of the longest frame that is taken in one piece."""
+
+TEXT_MAX = 1024
+"""Most bytes of the reason in a GIVE_UP frame."""
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    ASK = 1
+    """Read request: send me the cell, now or when it is published. `total` is the size I expect."""
+    CELL = 2
+    """A part of a cell."""
+    GIVE_UP = 3
+    """My round failed: nothing more comes from me in it, and I read nothing more. The payload says why."""
+    BYE = 4
+    """I leave the group. Everything I published has been sent."""
+
+
+KINDS = frozenset(Kind)
+
+
+class Frame(NamedTuple):
+    """A header and the two texts behind it; `length` bytes of payload follow."""
+
+    kind: int
+    name: bytes
+    what: bytes
+    length: int
+    round: int
+    total: int
+    offset: int
+
+
+@lru_cache(maxsize=4096)
+def encode_name(name: Name) -> bytes:
+    """``("ars", 0, 3)`` as ``b"ars.0.3"``. Raises ValueError for one that takes more than 255 bytes."""
+    text = ".".join(map(str, name)).encode()
+    if not 0 < len(text) < 256:
+        raise ValueError(f"a cell's name takes 1 to 255 bytes, not {len(text)}: {name!r}")
+    return text
+
+
+def encode(kind: Kind, number: int, name: bytes = b"", what: bytes = b"", total: int = 0, offset: int = 0,
+           length: int = 0) -> bytes:
+    """A frame without its payload."""
+    return HEADER.pack(kind, len(name), len(what), length, number, total, offset) + name + what
+
+
+def decode(data: memoryview) -> tuple[Frame, int] | None:
+    """The frame that begins `data` and where its payload begins; None if it is not there in full.
+
+    Raises ProtocolError for what cannot be a frame.
+    """
+    if len(data) < HEADER.size:
+        return None
+    kind, named, said, length, number, total, offset = HEADER.unpack_from(data)
+    if kind not in KINDS:
+        raise ProtocolError(f"a frame of kind {kind} is none of FrogNet Memory's")
+    if length > FRAME_BYTES or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX):
+        raise ProtocolError(f"a {Kind(kind).name} frame with {length} bytes at {offset} of {total} is out of bounds")
+    if kind in (Kind.ASK, Kind.BYE) and length:
+        raise ProtocolError(f"a {Kind(kind).name} frame carries no payload, and this one has {length} bytes")
+    body = HEADER.size + named + said
+    if len(data) < body:
+        return None
+    middle = HEADER.size + named
+    return Frame(kind, bytes(data[HEADER.size:middle]), bytes(data[middle:body]), length, number, total, offset), body
+
+
+# The greeting that opens a connection, in both directions.
+
+GREETING = struct.Struct("!4sHH")
+MAGIC = b"FROG"
+PROOF_BYTES = 32
+GREETING_MAX = 4096
+"""Most bytes of a greeting's JSON."""
+
+
+class Greeting(NamedTuple):
+    """Who opens a connection, and which cells it takes unasked."""
+
+    rank: int
+    size: int
+    interests: frozenset[Interest]
+
+
+def _proof(token: bytes, body: bytes, to: int) -> bytes:
+    return hmac.digest(token, body + to.to_bytes(4, "big"), hashlib.sha256)
+
+
+def greet(token: bytes, rank: int, size: int, to: int, interests: Iterable[Interest]) -> bytes:
+    """The greeting of `rank` for `to`, with the proof that its sender knows the group's `token`."""
+    body = json.dumps({"rank": rank, "size": size, "interests": sorted(map(list, interests), key=str)}).encode()
+    return GREETING.pack(MAGIC, VERSION, len(body)) + body + _proof(token, body, to)
+
+
+def greeting_length(data: bytes) -> int | None:
+    """Bytes of the greeting that begins `data`; None if that cannot be told yet. Raises ProtocolError."""
+    if not MAGIC.startswith(data[:4]) and data[:4] != MAGIC:
+        raise ProtocolError("that is no FrogNet Memory connection")
+    if len(data) < GREETING.size:
+        return None
+    _, version, length = GREETING.unpack_from(data)
+    if version != VERSION:
+        raise ProtocolError(f"it speaks version {version} of FrogNet Memory's protocol, this is version {VERSION}")
+    if length > GREETING_MAX:
+        raise ProtocolError(f"a greeting of {length} bytes is longer than {GREETING_MAX}")
+    return GREETING.size + int(length) + PROOF_BYTES
+
+
+def admit(data: bytes, token: bytes, rank: int, size: int) -> Greeting:
+    """The greeting in `data`, for `rank` of a group of `size`; raises ProtocolError unless its sender is a member."""
+    body, proof = data[GREETING.size:-PROOF_BYTES], data[-PROOF_BYTES:]
+    # First of all, and in constant time: nothing of a stranger's greeting is looked at.
+    if not hmac.compare_digest(proof, _proof(token, body, rank)):
+        raise ProtocolError("it does not know the secret of this run of the group")
+    try:
+        said = json.loads(body)
+        theirs = Greeting(int(said["rank"]), int(said["size"]),
+                          frozenset(Interest(str(kind), None if last is None else int(last))
+                                    for kind, last in said["interests"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"its greeting cannot be read: {error!r}") from None
+    if theirs.size != size or not 0 <= theirs.rank < size or theirs.rank == rank:
+        raise ProtocolError(f"it says it is rank {theirs.rank} of {theirs.size}, to rank {rank} of {size}")
+    return theirs

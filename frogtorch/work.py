@@ -1,0 +1,93 @@
+"""Work: what a collective of torch.distributed returns. Its rules are torch's, and are not written down there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from frogtorch.memory.faults import RoundTimeout
+
+__all__ = ["Work"]
+
+
+class Work(dist._Work):
+    """A collective under way, or ended.
+
+    * It is a Python subclass whose own :meth:`wait` raises: a Work that torch makes of a future swallows its errors.
+    * C++ (DDP) sees an error of a future only where a callback raised it: what :meth:`get_future` gives is the
+      ``then`` of an inner future, with a callback that raises it again. A future with ``set_exception`` would
+      look successful there, with an exception for a value: a segmentation fault.
+    * Waiting is done on a condition, which Ctrl-C interrupts, and not on the future, which it does not.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], submit: Callable[[Callable[[], Any]], None]) -> None:
+        """A Work whose result is `tensors`; `submit` runs a function on a thread where it may wait."""
+        super().__init__()
+        self._tensors = tensors
+        self._submit = submit
+        self._changed = threading.Condition()
+        self._over = False
+        self._error: BaseException | None = None
+        self._inner: Future[list[torch.Tensor]] | None = None
+        self._outer: Future[list[torch.Tensor]] | None = None
+
+    def complete(self, error: BaseException | None) -> None:
+        """End it. Called once, by the engine; callbacks of the future run on another thread."""
+        with self._changed:
+            self._over = True
+            self._error = error
+            self._changed.notify_all()
+            inner = self._inner
+        if inner is not None:
+            self._submit(lambda: inner.set_result(self._tensors))
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return when it has ended; raise what it failed with. A `timeout` of 0 is none: the group's applies."""
+        limit = timeout.total_seconds()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._over, limit if limit > 0 else None):
+                raise RoundTimeout(f"the wait ran into its own timeout of {limit:g} s; the collective goes on")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """The same as :meth:`wait`: results are in CPU memory when it has ended."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self._over
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._over and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What it failed with, if it has."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that it fills."""
+        return self._tensors
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """A future of the tensors, whose callbacks may start other collectives and wait for them."""
+        with self._changed:
+            if self._outer is None:
+                self._inner = Future()
+                self._outer = self._inner.then(self._checked)
+                if self._over:
+                    self._inner.set_result(self._tensors)
+            return self._outer
+
+    def _checked(self, done: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return done.value()
