@@ -51,7 +51,9 @@ def _name(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_name)]
 
-_COLLECTIONS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+# What a document is made of. YAML has more (sets, binary data, tags of one's own), which nothing here means.
+_TAGS = {yaml.SequenceNode: ("seq",), yaml.MappingNode: ("map",),
+         yaml.ScalarNode: ("str", "int", "float", "bool", "null", "timestamp")}
 
 S = TypeVar("S", bound=Section)
 
@@ -124,8 +126,7 @@ class Document(Generic[S]):
         self._lines.setdefault(at, node.start_mark.line + 1)
         if node in above:
             raise self.error_at(node.start_mark.line + 1, "an anchor that contains itself; remove the alias inside it")
-        if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
-            raise self.error_at(node.start_mark.line + 1, f"the tag {node.tag} means nothing here; remove it")
+        self._check_tag(node)
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(loader, item, (*at, index), (*above, node)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
@@ -139,7 +140,12 @@ class Document(Generic[S]):
             data[key] = self._plain(loader, value_node, (*at, key), (*above, node))
         return data
 
+    def _check_tag(self, node: yaml.Node) -> None:
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS[type(node)]:
+            raise self.error_at(node.start_mark.line + 1, f"the tag {node.tag} means nothing here; remove it")
+
     def _scalar(self, loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+        self._check_tag(node)
         try:
             return loader.construct_object(node)
         except ValueError as error:  # what looks like a date or a number to YAML, and is none: 2026-13-01

@@ -267,8 +267,8 @@ class _Reader:
             here, there = (*location, "from"), (*location, "to")
             source, target = matcher.source, matcher.target
         else:
-            raise self.document.error(*location, message="which paths are meant? Write either between: [a, b], "
-                                                         "or from: a and to: b")
+            raise self.document.error(*location, message="it does not say which paths are meant; write either "
+                                                         "between: [a, b], or from: a and to: b")
         sources, targets = self._members(source, *here), self._members(target, *there)
         pairs = {(one, other) for one in sources for other in targets if one != other}
         if not pairs:

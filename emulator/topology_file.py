@@ -45,7 +45,7 @@ def _congestion(text: str) -> str:
 
 def _pair(value: Any) -> Any:
     if not (isinstance(value, list) and len(value) == 2):
-        raise ValueError("write two hosts or sites, such as [seattle, new-york]")
+        raise ValueError("this is no pair; write two hosts or sites, such as [seattle, new-york]")
     return value
 
 

@@ -1,10 +1,13 @@
 """Topologies: what a file becomes, what the operations make of it, and what is refused, with line and mend."""
 
 import hashlib
+import re
 from itertools import permutations
 from pathlib import Path as File
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from emulator.topology import Group, Path, Row, Topology, TopologyError, load, rows
 
@@ -183,6 +186,22 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: File) -> None:
 def test_endless_nesting_is_refused(tmp_path: File) -> None:
     with pytest.raises(TopologyError, match="1: lists or mappings are nested too deeply; flatten them"):
         read(tmp_path, "[" * 500)
+
+
+SLIPS = ["", "\t", " ", "\n", "{", "}", "[", "]", ":", "-", "&a ", "*a", "<<: ", "!!set ", "? ", "|", "'", "#", "%",
+         "~", "true", "0", ".nan", "2026-13-01", "12:30:45", "0b_", "\x00", "é", "{}", "---\n"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(0, len(COASTS)), gone=st.integers(0, 8), slip=st.sampled_from(SLIPS))
+def test_any_slip_of_the_hand_is_read_or_refused_with_a_line_and_a_mend(
+        tmp_path_factory: pytest.TempPathFactory, at: int, gone: int, slip: str) -> None:
+    message = "topology.yaml:1: read; nothing to mend"
+    try:
+        read(tmp_path_factory.getbasetemp(), COASTS[:at] + slip + COASTS[at + gone:])
+    except TopologyError as refused:
+        message = str(refused)
+    assert re.search(r"topology\.yaml:[1-9]\d*: .+; .+", message)
 
 
 @pytest.mark.parametrize("file", BROKEN, ids=lambda file: file.stem)
