@@ -37,3 +37,14 @@ def _all_reduce(topology: Topology, world: tuple[str, ...], arm: str, nbytes: in
                      seconds=outcome.seconds, received_bytes=tuple(outcome.received_bytes))
     yield Prediction(arm=arm, world_size=len(world), hosts=world, workload="all_reduce", nbytes=nbytes,
                      basis="closed form", seconds=sim.closed_form(topology, world, arm, nbytes))
+
+
+def _step(topology: Topology, world: tuple[str, ...], arm: str, compute: dict[str, float] | None) -> Prediction:
+    computed = compute or {"forward": 0.0, "first_bucket": 0.0, "backward": 0.0, "optimiser": 0.0}
+    ready = computed["first_bucket"], computed["backward"]
+    outcome = sim.step(topology, world, arm, sim.Workload(
+        tuple(sim.Bucket(nbytes, when) for nbytes, when in zip(BUCKET_BYTES, ready, strict=True)),
+        computed["forward"], computed["backward"], computed["optimiser"]))
+    return Prediction(arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=GRADIENT_BYTES,
+                      basis="blind", seconds=outcome.seconds, received_bytes=outcome.received_bytes,
+                      detail={"compute": computed})

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import frogtorch
 from scenarios import workload
 
 _PR_SET_PDEATHSIG = 1
@@ -81,15 +82,9 @@ class Rank:
         timeout = timedelta(seconds=place.timeout)
         store = dist.FileStore(place.store, place.world_size)
         dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-        self.groups: dict[str, dist.ProcessGroup] = {}
-        for arm in place.arms:
-            if arm == "gloo":
-                self.groups[arm] = dist.group.WORLD
-            else:
-                import frogtorch
-
-                self.groups[arm] = dist.new_group(backend="frogtorch", timeout=timeout,
-                                                  pg_options=frogtorch.Options(all_reduce=arm))
+        self.groups = {arm: dist.new_group(backend="gloo", timeout=timeout) if arm == "gloo" else
+                       dist.new_group(backend="frogtorch", timeout=timeout,
+                                      pg_options=frogtorch.Options(all_reduce=arm)) for arm in place.arms}
 
     def leave(self) -> None:
         """Leave all groups."""

@@ -108,7 +108,8 @@ class Fidelity(Record):
     expected_rtt_seconds: float
     goodput: float
     """Payload bytes per second of one TCP flow of at least 8 MB."""
-    expected_goodput: float
+    expected_goodput: float | None
+    """None on a path without a limit, whose goodput is not judged."""
     valid: bool
 
 

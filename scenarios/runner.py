@@ -130,20 +130,21 @@ class Runner:
             self._stages.stage(name, training.steps)
             results = ranks.tell("train", on_step=lambda _: self._stages.advance(), arm=arm, steps=training.steps,
                                  bucket_view=training.bucket_view)
-            point = {"arm": arm, "world_size": len(world), "hosts": world, "workload": "training",
-                     "nbytes": workload.GRADIENT_BYTES, "speedup": campaign.speedup}
             for step in range(training.warmup, training.steps):
                 spans = [result["steps"][step] for result in results]
                 clock = max(end for _, end in spans) - min(start for start, _ in spans)
                 self._write(Measurement(
-                    **point, repetition=step, clock_seconds=clock, campaign=campaign.index,
-                    seconds=(clock - computing) * campaign.speedup + computing,
+                    arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES,
+                    speedup=campaign.speedup, repetition=step, clock_seconds=clock, campaign=campaign.index,
+                    seconds=max(clock - computing, 0.0) * campaign.speedup + computing,
                     rank_seconds=tuple(end - start for start, end in spans), prediction=self._prediction))
             for rank, result in enumerate(results):
                 reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
                 append(self._directory / "outcomes.jsonl", [Outcome(
-                    **point, rank=rank, steps=training.steps, parameters_sha256=result["parameters_sha256"],
-                    held_out_loss=result["held_out_loss"], all_reduces=len(reduced) or None)])
+                    arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES,
+                    speedup=campaign.speedup, rank=rank, steps=training.steps,
+                    parameters_sha256=result["parameters_sha256"], held_out_loss=result["held_out_loss"],
+                    all_reduces=len(reduced) or None)])
             self._write_telemetry(results, workload="training", campaign=campaign.index, speedup=campaign.speedup)
 
     def _write(self, measurement: Measurement) -> None:
