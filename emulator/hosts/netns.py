@@ -159,7 +159,7 @@ class Network:
             if peer != host:
                 # The receiver bounds the window: what `peer` may have on the way to us.
                 window = self.shaped.path(peer, host).window
-                clamp = "" if window is None else f" window {window}"
+                clamp = "" if window is None else f" window {shaping.window_clamp(window)}"
                 lines += [f"route add {self.addresses[peer]}/32 dev {DEVICE} scope link src {mine} {tcp}{clamp}",
                           f"neigh add {self.addresses[peer]} lladdr {_mac(index)} dev {DEVICE} nud permanent"]
         return lines
@@ -204,6 +204,11 @@ def refuse(topology: Topology, hosts: Iterable[str]) -> None:
         group = chosen.groups[0]
         raise TopologyError(f"{topology.file}:{group.line}: not yet: the netns runtime cannot make group {group.name!r} "
                             "(paths that share one bottleneck); remove the group, or predict only")
+    for path in chosen.paths:
+        if path.window is not None and shaping.window_clamp(path.window) is None:
+            raise TopologyError(f"{topology.file}:{path.line}: the netns runtime cannot make a window of {path.window} B "
+                                f"({path.source} -> {path.target}): TCP's window field and its scale allow 64 KiB, 128 "
+                                "KiB, 256 KiB and so on, doubling; choose one of these")
     if len(chosen.hosts) > _MOST_HOSTS:
         raise TopologyError(f"{topology.file}:{chosen.hosts[_MOST_HOSTS].line}: the netns runtime makes at most "
                             f"{_MOST_HOSTS} hosts, and here are {len(chosen.hosts)}")

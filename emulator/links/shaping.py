@@ -41,6 +41,18 @@ def burst(rate: float) -> int:
     return max(2 * FRAME, math.ceil(rate * SLICE))
 
 
+def window_clamp(window: int) -> int | None:
+    """The ``window`` of a route by which a receiver lets a sender have `window` bytes in flight; None if there is none.
+
+    Linux takes only the scale of the window from the route (tcp_select_initial_window); how much it then offers
+    follows the receive buffer (tcp_measure_rcv_mss moves the clamp since Linux 6.6). What holds is the largest number
+    that the window field has with that scale (RFC 7323, section 2.2): 65,535 times a power of two. `window` must be
+    within 1 % of it.
+    """
+    nearest = min((0xffff << scale for scale in range(15)), key=lambda size: abs(size - window))
+    return nearest if abs(nearest / window - 1) <= 0.01 else None
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One path on a device: `match` is the u32 selector, `rate` its own limit (None: only the access limits it)."""
