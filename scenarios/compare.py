@@ -65,9 +65,13 @@ class Errors:
 def compare(directory: Path) -> list[Row]:
     """Join the predictions.jsonl and measurements.jsonl of a run directory.
 
-    Raises RecordError for a line that is no record, CompareError for what :func:`join` refuses.
+    Raises RecordError for a line that is no record, CompareError for a file that is missing and for what :func:`join`
+    refuses.
     """
     predictions = directory / "predictions.jsonl"
+    for file, command in ((predictions, "predict"), (directory / "measurements.jsonl", "measure")):
+        if not file.exists():
+            raise CompareError(f"{file}: there is no such file; `frogtorch {command}` writes it")
     return join(load(predictions, Prediction), load(directory / "measurements.jsonl", Measurement),
                 sha256(predictions))
 

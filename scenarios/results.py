@@ -10,7 +10,7 @@ from typing import Any
 
 from scenarios import fit
 from scenarios.compare import BASES, Errors, Row, compare, errors
-from scenarios.records import Collective, Fidelity, Measurement, Outcome, R, load
+from scenarios.records import Collective, Fidelity, Measurement, Outcome, R, RecordError, load
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.scenario import load as load_scenario
 from scenarios.theory import Theory, ratio, theory
@@ -58,8 +58,9 @@ class Results:
     def load(cls, directory: Path) -> Results:
         """Read a measured run.
 
-        Raises FileNotFoundError for a run without predictions or measurements, RecordError for a wrong line,
-        CompareError where the two do not belong together, FitError where sizes for a or b are missing.
+        Raises ScenarioError or TopologyError for its scenario or topology, RecordError for a wrong line, CompareError
+        where predictions and measurements are missing or do not belong together, FitError where sizes for a or b are
+        missing.
         """
         scenario = load_scenario(directory / "scenario.yaml", directory / "topology.yaml")
         rows = compare(directory)
@@ -74,7 +75,10 @@ class Results:
 
 def _environment(directory: Path) -> dict[str, Any]:
     file = directory / "environment.json"
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{file}:{error.lineno}: no JSON: {error.msg}") from None
 
 
 def _optional(file: Path, kind: type[R]) -> tuple[R, ...]:

@@ -49,17 +49,19 @@ def b(arm: str, world_size: int) -> float:
     return 2 / world_size / GOODPUT * (world_size - 1 if arm == "gloo" else 1)
 
 
-def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: int = 1) -> Path:
-    """Write a run whose times are a + b·n; measured `bias` times the predictions, times 1 ± noise."""
+def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: int = 1,
+              sizes: tuple[int, ...] = tuple(WORLDS)) -> Path:
+    """Write a run of the worlds `sizes`, whose times are a + b·n; measured `bias` times that, times 1 ± noise."""
+    worlds = {size: WORLDS[size] for size in sizes}
     rng = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ROOT / "topologies/seattle-newyork.yaml", directory / "topology.yaml")
     (directory / "scenario.yaml").write_text(
-        SCENARIO % "\n".join(f"  {size}: [{', '.join(hosts)}]" for size, hosts in WORLDS.items()))
+        SCENARIO % "\n".join(f"  {size}: [{', '.join(hosts)}]" for size, hosts in worlds.items()))
     (directory / "environment.json").write_text(json.dumps({"schema": 1, "networks": [
         {"engine": "netem", "congestion": "cubic", "speedup": 10.0, "kernel": "6.1.0", "calibration": {}},
         {"engine": "netem", "congestion": "cubic", "speedup": 1.0, "kernel": "6.1.0", "calibration": {}}]}))
-    points = [{"arm": arm, "world_size": size, "hosts": hosts} for size, hosts in WORLDS.items()
+    points = [{"arm": arm, "world_size": size, "hosts": hosts} for size, hosts in worlds.items()
               for arm in ("gloo", "shard")]
     times = [({**point, "workload": "all_reduce", "nbytes": n},
               a(point["arm"], point["world_size"]) + b(point["arm"], point["world_size"]) * n)

@@ -94,3 +94,9 @@ def test_other_hosts_are_another_point():
 def test_two_predictions_of_one_basis_are_refused():
     with pytest.raises(CompareError, match="shard, W=2, all_reduce of 8 bytes has two predictions, blind"):
         join(predictions(8, 1.0) + predictions(8, 2.0), measurements(8, 1.0), DIGEST)
+
+
+def test_a_run_that_was_only_predicted_says_what_to_do(tmp_path):
+    append(tmp_path / "predictions.jsonl", predictions(8, 1.0))
+    with pytest.raises(CompareError, match=r"measurements\.jsonl: there is no .*; `frogtorch measure` writes it"):
+        compare(tmp_path)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from scenarios import tables
 from scenarios.compare import CompareError
-from scenarios.records import Fidelity, Outcome, append
+from scenarios.records import Fidelity, Outcome, RecordError, append
 from scenarios.report import header, report, write_csv
 from scenarios.results import Results
 
@@ -41,18 +41,18 @@ def off(run):
 
 
 def test_the_whole_report_fits_a_pipe_and_writes_its_files(make_run):
-    run_directory = make_run()
-    off(run_directory)
-    text = printed(report(run_directory))
+    run = make_run(sizes=(2, 6))
+    off(run)
+    text = printed(report(run))
     assert max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text
-    for title in ("All-reduce, W = 2", "All-reduce, W = 6", "Other sizes, not in the fits, W = 4", "a, seconds",
+    for title in ("All-reduce, W = 2", "All-reduce, W = 6", "Other sizes, not in the fits, W = 6", "a, seconds",
                   "b, seconds per MB", "b_gloo / b_shard", "Training, seconds of a step", "what the ranks ended with",
                   "Phases of an all-reduce", "|ln(measured / predicted)|"):
         assert title in text
     for name in ("times.png", "slopes.png"):
-        assert (run_directory / name).read_bytes().startswith(b"\x89PNG")
-    assert (run_directory / "points.csv").exists()
+        assert (run / name).read_bytes().startswith(b"\x89PNG")
+    assert (run / "points.csv").exists()
     # An invalid run says so again where the eye ends up.
     assert text.rstrip().splitlines()[-2].startswith("INVALID: links were not what the topology describes")
 
@@ -160,3 +160,10 @@ def test_nothing_is_written_of_a_run_that_is_refused(make_run):
     with pytest.raises(CompareError, match="not measured: gloo, W=2, all_reduce of 4096 bytes"):
         report(run)
     assert {file.name for file in run.iterdir()} == before
+
+
+def test_an_environment_that_is_cut_off_is_refused_with_file_and_line(make_run):
+    run = make_run()
+    (run / "environment.json").write_text('{\n  "schema": 1,\n')
+    with pytest.raises(RecordError, match=r"environment\.json:3: no JSON"):
+        report(run)
