@@ -39,7 +39,8 @@ def closed_form(topology: Topology, hosts: Sequence[str], arm: str, nbytes: int)
         delays = [_delay(topology, hosts[a], hosts[b]) for a, b in edges]
         traffic = dict.fromkeys(edges, 2 * (size - 1) / size * nbytes)
         # 2(W-1) edges are two turns round the ring less two neighbouring edges.
-        latency = 2 * sum(delays) - min((delays[i - 1] + delays[i] for i in range(size)), default=0.0)
+        latency = 2 * sum(delays) - min((delays[i - 1] + delays[i] for i in range(len(delays))),
+                                         default=0.0)
     elif arm in ("shard", "pipelined", "whole"):
         longest = max((_delay(topology, hosts[a], hosts[b]) for a, b in pairs), default=0.0)
         phases, part = (1, nbytes) if arm == "whole" else (2, nbytes / size)
