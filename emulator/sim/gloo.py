@@ -53,7 +53,7 @@ def ring(group: Group, tensor: Region, op: str) -> Collective:
         return tensor.buffer[lo:min(lo + cut.size, tensor.hi)]
 
     def phase(first: int, buffers: Sequence[Region | None]) -> Collective:
-        """Send the segments from `first` on, receive those of the next chunk on: into `buffers` in turn, or in place."""
+        """Send segments from `first` on, receive from the next chunk on: into the `buffers` in turn, or in place."""
         done = [False] * steps
         following = 0
         alone = False

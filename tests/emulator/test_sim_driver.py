@@ -222,7 +222,8 @@ def test_a_receive_that_stands_costs_one_delay_with_the_handshake_too():
 
 def test_the_nth_send_meets_the_nth_receive():
     world = World(2, Handshake)
-    _, receives = world.run(world.after(0, Send(1, SMALL), Send(1, BIG)), world.after(0, Receive(0, SMALL), Receive(0, BIG)))
+    _, receives = world.run(world.after(0, Send(1, SMALL), Send(1, BIG)),
+                            world.after(0, Receive(0, SMALL), Receive(0, BIG)))
     assert receives == [2 * DELAY, 4 * DELAY]
     assert world.drivers[1].account.peers[0].bytes == 100_100
 

@@ -55,7 +55,8 @@ def test_slopes_on_equal_paths(size):
     """
     goodput = RATE * SEGMENT / FRAME
     assert slope(uniform(size), "shard") == pytest.approx(2 / (size * goodput), rel=1e-3)
-    assert slope(uniform(size), "gloo") == pytest.approx(2 * (size - 1) / (size * goodput), rel=0.03 if size == 2 else 2e-3)
+    assert slope(uniform(size), "gloo") == pytest.approx(2 * (size - 1) / (size * goodput),
+                                                         rel=0.03 if size == 2 else 2e-3)
 
 
 @pytest.mark.parametrize("size", [3, 4, 6])
@@ -89,10 +90,10 @@ def test_four_bytes_through_gloo():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
-@pytest.mark.parametrize(("arm", "tensors"), [("gloo", "ring"), ("shard", "ring"), ("pipelined", "ring"), ("whole", "all")])
-def test_received_bytes(size, arm, tensors):
+@pytest.mark.parametrize("arm", ARMS)
+def test_received_bytes(size, arm):
     nbytes = 12 * 350_208  # W slices, and W·P segments, without a rest
-    times = size - 1 if tensors == "all" else 2 * (size - 1) / size
+    times = size - 1 if arm == "whole" else 2 * (size - 1) / size
     assert run(uniform(size), arm, nbytes).received_bytes == (times * nbytes,) * size
 
 
@@ -150,13 +151,11 @@ def test_the_same_again_is_the_same_to_the_last_bit(arm):
     ("seattle-newyork-window", 0.08),
 ])
 @pytest.mark.parametrize("arm", ARMS)
-def test_nothing_beats_the_closed_form(name, head_start, arm):
-    """Which has no handshakes, requests and headers of our own, but no bursts either: a millisecond, or two frames, or a
-    round trip's worth of a window, that an idle link gives away at the start of each phase.
-    """
+def test_nothing_beats_the_bytes_of_the_closed_form(name, head_start, arm):
+    """But for bursts: a millisecond, two frames, or a window, that an idle link gives away at the start of a phase."""
     topology = load(TOPOLOGIES / f"{name}.yaml")
     hosts = [host.name for host in topology.hosts][:4]
-    bytes_only = closed_form(topology, hosts, arm, 8_400_000)
+    bytes_only = closed_form(topology, hosts, arm, 8_400_000) - closed_form(topology, hosts, arm, 0)
     assert all_reduce(topology, hosts, arm, 8_400_000).seconds > bytes_only - 2 * head_start
 
 
@@ -177,7 +176,7 @@ def test_the_closed_form_of_the_founding_network(chosen, ring, shard):
     hosts = [topology.hosts[i].name for i in chosen]
     for arm, seconds in (("gloo", ring), ("shard", shard)):
         one, two = (closed_form(topology, hosts, arm, n * 16_867_332) for n in (1, 2))
-        assert (two - one) * SEGMENT / FRAME == pytest.approx(seconds, rel=2e-3)
+        assert (two - one) * SEGMENT / FRAME == pytest.approx(seconds, abs=0.05)
 
 
 def test_a_rank_alone_takes_no_time():
