@@ -12,7 +12,7 @@ from typing import Any
 from simpy import Event, Interrupt, Process, Resource
 
 from emulator.sim.connection import Message
-from emulator.sim.rank import Account, Cell, Costs, Rank
+from emulator.sim.rank import Account, Cell, Costs, Peer, Rank
 from emulator.sim.sending import Plain
 from frogtorch.effects import (
     Buffer,
@@ -111,30 +111,27 @@ class Driver:
         self.account.publish += self._env.now - began
 
     def _read(self, effect: Read) -> Steps:
-        asked = self._env.now
         message, nbytes = yield self._rank.ask((self._number, effect.name), effect.owner, effect.into.nbytes)
         if nbytes != effect.into.nbytes:
             raise ValueError(f"rank {self._rank.rank} reads {effect.name!r} of rank {effect.owner} into "
                              f"{effect.into.nbytes} bytes, but it has {nbytes}")
-        yield from self._take(effect.owner, message, nbytes, asked, effect.name[0] == REDUCED)
+        yield from self._take(effect.owner, message, nbytes, effect.name[0] == REDUCED)
 
     def _receive(self, effect: Receive) -> Steps:
-        asked = self._env.now
         message = yield from self._sending.receive(self._rank, effect.source, self._number)
-        yield from self._take(effect.source, message, effect.into.nbytes, asked)
+        yield from self._take(effect.source, message, effect.into.nbytes)
 
-    def _take(self, source: int, message: Message, nbytes: int, asked: float, reduced: bool = False) -> Steps:
+    def _take(self, source: int, message: Message, nbytes: int, reduced: bool = False) -> Steps:
         """Wait until a message is in, and count it."""
         yield message.first
-        first = self._env.now
-        if reduced and self.account.reduced is None:
-            self.account.reduced = first
+        account = self.account
+        peer = account.peers.setdefault(source, Peer(wait=self._env.now - account.start))
+        if reduced and account.reduced is None:
+            account.reduced = self._env.now
         yield message.arrived
-        yield from self._work(self._costs.message)
-        peer = self.account.peers[source]
-        peer.wait += first - asked
-        peer.transfer += self._env.now - first
+        peer.transfer = self._env.now - account.start - peer.wait
         peer.bytes += nbytes
+        yield from self._work(self._costs.message)
 
     def _combine(self, effect: Combine) -> Steps:
         yield from self._work(self._costs.combine * effect.into.nbytes * max(1, len(effect.parts) - 1))

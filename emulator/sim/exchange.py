@@ -35,7 +35,10 @@ class Phases:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The times, bytes and messages of an exchange. Tuples are by rank, and count all collectives together."""
+    """The times, bytes and messages of an exchange. Tuples are by rank.
+
+    `phases` and `peers` hold, for each rank, one item for each of its collectives, in the order of their start.
+    """
 
     seconds: float
     """From the common start to the last rank's end."""
@@ -45,8 +48,7 @@ class Outcome:
     messages: tuple[int, ...]
     """Messages sent: payload, requests and notices."""
     phases: tuple[tuple[Phases, ...], ...]
-    """For each collective of a rank, in the order in which they were started."""
-    peers: tuple[dict[int, Peer], ...]
+    peers: tuple[tuple[dict[int, Peer], ...], ...]
     """What each rank got from each other rank."""
     memory: tuple[int, ...]
     """Most bytes that stages and copied cells held at one time."""
@@ -106,12 +108,13 @@ def step(topology: Topology, hosts: Sequence[str], arm: str, workload: Workload,
     if waiting := [rank for rank, process in enumerate(steps) if process.is_alive]:
         raise RuntimeError(f"{arm}: ranks {waiting} of {len(hosts)} wait for ever")
     ends: list[Any] = [process.value for process in steps]
-    peers = [_peers(own) for own in drivers]
     return Outcome(
-        seconds=max(ends), ends=tuple(ends), peers=tuple(peers),
-        received_bytes=tuple(sum(peer.bytes for peer in of.values()) for of in peers),
+        seconds=max(ends), ends=tuple(ends),
+        received_bytes=tuple(sum(peer.bytes for driver in own for peer in driver.account.peers.values())
+                             for own in drivers),
         messages=tuple(connections.messages(rank) for rank in range(len(hosts))),
         phases=tuple(tuple(_phases(driver) for driver in own) for own in drivers),
+        peers=tuple(tuple(driver.account.peers for driver in own) for own in drivers),
         memory=tuple(rank.memory_peak for rank in ranks))
 
 
@@ -147,17 +150,6 @@ def _exchange(env: Environment, driver: Driver, collective: Collective, ready: f
     with workers.request() as worker:
         yield worker
         yield from driver.run(collective)
-
-
-def _peers(drivers: Sequence[Driver]) -> dict[int, Peer]:
-    total: dict[int, Peer] = {}
-    for driver in drivers:
-        for rank, peer in driver.account.peers.items():
-            sum_ = total.setdefault(rank, Peer())
-            sum_.wait += peer.wait
-            sum_.transfer += peer.transfer
-            sum_.bytes += peer.bytes
-    return total
 
 
 def _phases(driver: Driver) -> Phases:

@@ -36,12 +36,12 @@ handing something to a waiting thread takes 18 µs. None of it comes from runnin
 
 @dataclass
 class Peer:
-    """What one rank got from another. Times are sums over its reads."""
+    """What one rank got from another in one round."""
 
-    wait: float = 0.0
-    """Seconds from asking to the first byte."""
+    wait: float
+    """Seconds from the start of the round to the first byte."""
     transfer: float = 0.0
-    """Seconds from the first byte to the last."""
+    """Seconds from the first byte to the last, of all reads together."""
     bytes: int = 0
     """Payload."""
 
@@ -58,7 +58,7 @@ class Account:
     """When the last Combine was done."""
     reduced: float | None = None
     """When the first byte of a reduced cell came."""
-    peers: defaultdict[int, Peer] = field(default_factory=lambda: defaultdict(Peer))
+    peers: dict[int, Peer] = field(default_factory=dict)
 
 
 @dataclass

@@ -112,10 +112,12 @@ def test_phases_and_peers():
         assert phases.publish == 0
         assert phases.phase1 == pytest.approx(2 * D + transfer)
         assert phases.phase2 == pytest.approx(transfer, rel=1e-4)
-        for peer in outcome.peers[rank].values():
-            # A contribution: request and delay. The sum was asked for at once, and left after phase 1.
-            assert peer.wait == pytest.approx(2 * D + 3 * D + transfer)
-            assert peer.transfer == pytest.approx(2 * transfer)
+        (peers,) = outcome.peers[rank]
+        assert sorted(peers) == [peer for peer in range(4) if peer != rank]
+        for peer in peers.values():
+            # First the contribution, a request and a delay after the start; last the end of the sum.
+            assert peer.wait == pytest.approx(2 * D)
+            assert peer.transfer == pytest.approx(D + 2 * transfer)
             assert peer.bytes == 2 * 750_000
     assert run(uniform(4), "gloo", 3_000_000).phases[0][0].phase2 is None
     assert run(uniform(4), "whole", 3_000_000).phases[0][0].phase1 == pytest.approx(outcome_end(uniform(4), "whole"))
