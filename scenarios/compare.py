@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from scenarios import fit
 from scenarios.records import Measurement, Point, Prediction, load, sha256
+from scenarios.scenario import Scenario
 
 BLIND, CLOSED_FORM = "blind", "closed form"
 BASES = BLIND, CLOSED_FORM
@@ -42,6 +43,9 @@ class Row:
     """By basis; the closed form may be missing for a training workload."""
     measured: fit.Estimate
     measurements: tuple[Measurement, ...]
+    """At the scenario's speed-up for this size: those that count."""
+    scaled: tuple[Measurement, ...]
+    """At other speed-ups: they prove that it changes nothing, and are in no median, fit or error."""
 
     def error(self, basis: str) -> float | None:
         """Return ln(measured median / predicted); None without a prediction of that basis."""
@@ -62,8 +66,8 @@ class Errors:
     maximum: float
 
 
-def compare(directory: Path) -> list[Row]:
-    """Join the predictions.jsonl and measurements.jsonl of a run directory.
+def compare(directory: Path, scenario: Scenario) -> list[Row]:
+    """Join the predictions.jsonl and measurements.jsonl of a run directory of `scenario`.
 
     Raises RecordError for a line that is no record, CompareError for a file that is missing and for what :func:`join`
     refuses.
@@ -73,11 +77,14 @@ def compare(directory: Path) -> list[Row]:
         if not file.exists():
             raise CompareError(f"{file}: there is no such file; `frogtorch {command}` writes it")
     return join(load(predictions, Prediction), load(directory / "measurements.jsonl", Measurement),
-                sha256(predictions))
+                sha256(predictions), scenario.speedup_for)
 
 
-def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str) -> list[Row]:
-    """Return a row a point, in the order of the predictions. `digest` is the SHA-256 of the predictions' file.
+def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str,
+         speedup_for: Callable[[int], float]) -> list[Row]:
+    """Return a row a point, in the order of the predictions.
+
+    `digest` is the SHA-256 of the predictions' file; `speedup_for` says at which speed-up a size (bytes) counts.
 
     Raises CompareError when a measurement answers other predictions, ran on other hosts, or when a point has no
     prediction (blind; closed form too for an all-reduce) or no measurement.
@@ -95,10 +102,11 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
             raise CompareError(f"{_name(p.key)} has two predictions, {p.basis}")
         predicted[p.key][p.basis] = p
     measured: dict[Key, list[Measurement]] = defaultdict(list)
+    scaled: dict[Key, list[Measurement]] = defaultdict(list)
     for m in measurements:
-        measured[m.key].append(m)
+        (measured if m.speedup == speedup_for(m.nbytes) else scaled)[m.key].append(m)
     _refuse_gaps(predicted, measured)
-    return [_row(list(by_basis.values()), measured[key]) for key, by_basis in predicted.items()]
+    return [_row(list(by_basis.values()), measured[key], scaled[key]) for key, by_basis in predicted.items()]
 
 
 def errors(rows: Iterable[Row]) -> list[Errors]:
@@ -125,15 +133,15 @@ def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
                            + "\n  ".join(sorted(gaps)))
 
 
-def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement]) -> Row:
+def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement], scaled: Sequence[Measurement]) -> Row:
     point: Point = predictions[0]
-    for other in (*predictions, *measurements):
+    for other in (*predictions, *measurements, *scaled):
         if other.hosts != point.hosts:
             how = "measured" if isinstance(other, Measurement) else "also predicted"
             raise CompareError(f"{_name(point.key)}: predicted on {', '.join(point.hosts)}, but {how} on "
                                f"{', '.join(other.hosts)}")
     return Row(*point.key, point.hosts, {p.basis: p.seconds for p in predictions},
-               fit.median([m.seconds for m in measurements]), tuple(measurements))
+               fit.median([m.seconds for m in measurements]), tuple(measurements), tuple(scaled))
 
 
 def _name(key: Key) -> str:

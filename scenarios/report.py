@@ -31,6 +31,8 @@ def report(directory: Path) -> RenderableType:
         parts += [*tables.points(results), tables.intercepts(results), tables.slopes(results)]
     if results.ratios:
         parts.append(tables.ratios(results))
+    if any(row.scaled for row in results.rows):
+        parts.append(tables.scaling(results))
     if results.scenario.training:
         parts += [tables.training(results), tables.outcomes(results)]
     if results.collectives:
@@ -49,9 +51,8 @@ def write_csv(results: Results, file: Path) -> None:
         lines.writerow(CSV_HEADER)
         for row in results.rows:
             low, high = row.measured.interval or (None, None)
-            speeds = sorted({m.speedup for m in row.measurements})
             lines.writerow([row.arm, row.world_size, " ".join(row.hosts), row.workload, row.nbytes,
-                            " ".join(f"{speed:g}" for speed in speeds), row.measured.n, row.measured.value, low, high,
+                            f"{row.measurements[0].speedup:g}", row.measured.n, row.measured.value, low, high,
                             *(row.predicted.get(basis) for basis in BASES), *(row.error(basis) for basis in BASES)])
 
 
@@ -86,6 +87,6 @@ def _fidelity(probes: tuple[Fidelity, ...]) -> Iterator[tuple[str, bool]]:
         verdict = f"INVALID, {len(off)} of {len(probed)} paths off" if off else f"valid, {len(probed)} paths"
         yield f"Links {when} campaign {campaign} (speed-up {speedup:g}): {verdict}", not off
         for p in off:
-            yield (f"  {p.source} -> {p.target}: goodput {p.goodput / 1e6:.3f} MB/s, expected "
-                   f"{p.expected_goodput / 1e6:.3f}; round trip {p.rtt_seconds * 1e3:.2f} ms, expected "
-                   f"{p.expected_rtt_seconds * 1e3:.2f}"), False
+            expected = "any" if p.expected_goodput is None else f"{p.expected_goodput / 1e6:.3f}"
+            yield (f"  {p.source} -> {p.target}: goodput {p.goodput / 1e6:.3f} MB/s, expected {expected}; "
+                   f"round trip {p.rtt_seconds * 1e3:.2f} ms, expected {p.expected_rtt_seconds * 1e3:.2f}"), False

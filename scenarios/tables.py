@@ -14,13 +14,15 @@ from rich.text import Text
 
 from emulator.units import format_size
 from scenarios.compare import BLIND, CLOSED_FORM, Row
-from scenarios.fit import Estimate
+from scenarios.fit import Estimate, median
 from scenarios.records import Collective, Outcome
 from scenarios.results import Results
 
 MEGA = 1e6
 FP32 = 4
 NONE = "–"
+SCALES_WITHIN = 0.03
+"""How far k·T may be apart at different speed-ups k."""
 
 
 def points(results: Results) -> Iterator[Group]:
@@ -85,6 +87,23 @@ def ratios(results: Results) -> Group:
                       _relative(r.measured.value, r.theory) if r.theory else NONE,
                       bounds[r.world_size, "gloo"], bounds[r.world_size, "shard"])
     return _titled("b_gloo / b_shard; theory: W−1 where the limit is per path, 1 where it is at equal accesses", table)
+
+
+def scaling(results: Results) -> Group:
+    """The same points at several speed-ups: life-size, their times must agree, each with each."""
+    table = _table("W", "arm", "size", "k", "measured", "95 % interval", "n", "against the lowest k", "all k")
+    for row in results.rows:
+        if row.scaled:
+            times: dict[float, list[float]] = defaultdict(list)
+            for m in (*row.measurements, *row.scaled):
+                times[m.speedup].append(m.seconds)
+            found = {k: median(times[k]) for k in sorted(times)}
+            lowest, *_ = values = [estimate.value for estimate in found.values()]
+            verdict = "agree" if max(values) / min(values) - 1 <= SCALES_WITHIN else "DISAGREE"
+            for k, estimate in found.items():
+                table.add_row(str(row.world_size), row.arm, format_size(row.nbytes), f"{k:g}", *_estimate(estimate),
+                              _relative(estimate.value, lowest), verdict)
+    return _titled(f"Proof of the speed-up: k times the clock's seconds, at every k, within {SCALES_WITHIN:.0%}", table)
 
 
 def errors(results: Results) -> Group:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from scenarios import tables
 from scenarios.compare import CompareError
-from scenarios.records import Fidelity, Outcome, RecordError, append
+from scenarios.records import Fidelity, Measurement, Outcome, RecordError, append, load
 from scenarios.report import header, report, write_csv
 from scenarios.results import Results
 
@@ -77,6 +77,24 @@ def test_a_is_the_time_of_the_intercept_size(exact):
         "3", "gloo", "0.4204", "0.4204…0.4204", "6", "0.4082", "+3.0%", "0.3673", "+14.4%"]
 
 
+def test_the_speed_up_is_proven_apart_from_the_fits(make_run, exact):
+    run = make_run(noise=0.0)
+    ran = [m for m in load(run / "measurements.jsonl", Measurement)
+           if (m.arm, m.world_size, m.nbytes) == ("shard", 4, 4_200_000)]
+    append(run / "measurements.jsonl", [m.model_copy(update={
+        "speedup": k, "campaign": 2, "seconds": m.seconds * factor})
+        for k, factor in ((1.0, 1.02), (5.0, 0.985)) for m in ran])
+    results = Results.load(run)
+    assert results.fits == exact.fits
+    assert results.errors == exact.errors
+    # 1.03 · (0.09 + 0.7468·4.2) = 3.3235 s at k = 10, 2 % more at 1, 1.5 % less at 5: 3.6 % apart.
+    lines = [line.split() for line in printed(tables.scaling(results)).splitlines() if line.startswith(" 4")]
+    assert lines == [
+        ["4", "shard", "4.2", "MB", "1", "3.390", "3.390…3.390", "6", "+0.0%", "DISAGREE"],
+        ["4", "shard", "4.2", "MB", "5", "3.274", "3.274…3.274", "6", "-3.4%", "DISAGREE"],
+        ["4", "shard", "4.2", "MB", "10", "3.324", "3.324…3.324", "6", "-2.0%", "DISAGREE"]]
+
+
 def test_other_sizes_are_apart(exact):
     fitted, beside = map(printed, list(tables.points(exact))[:2])
     assert "4 KiB" in fitted
@@ -128,6 +146,14 @@ def test_a_path_that_is_off_is_named(make_run):
     assert "Links before campaign 0 (speed-up 10): valid, 30 paths" in text
     assert "Links after campaign 0 (speed-up 10): INVALID, 1 of 31 paths off" in text
     assert "newyork-1 -> seattle-ai: goodput 6.000 MB/s, expected 6.695; round trip 8.10 ms, expected 7.00" in text
+
+
+def test_a_path_without_a_limit_may_have_any_goodput(make_run):
+    run = make_run()
+    append(run / "fidelity.jsonl", [Fidelity(
+        campaign=0, when="after", speedup=10, source="newyork-1", target="seattle-ai", rtt_seconds=0.0081,
+        expected_rtt_seconds=0.007, goodput=6.0e6, expected_goodput=None, valid=False)])
+    assert "goodput 6.000 MB/s, expected any; round trip 8.10 ms" in printed(header(Results.load(run)))
 
 
 def test_links_that_nobody_probed_are_not_called_valid(make_run):
