@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PATIENCE = 10.0      # seconds for killed processes to be gone
 
 
-class Taken(LinkError):
+class TakenError(LinkError):
     """The name is a run's already, or something that is not ours stands where the run would be."""
 
 
@@ -43,18 +43,18 @@ class Ledger:
     def open(self, namespaces: Sequence[str]) -> None:
         """Claim the run, and write down the namespaces that it will make.
 
-        Raises Taken if the run is up already, or a namespace of such a name exists that is not in any ledger.
+        Raises TakenError if the run is up already, or a namespace of such a name exists that is not in any ledger.
         """
         ROOM.mkdir(parents=True, exist_ok=True)
         try:
             self.room.mkdir()
         except FileExistsError:
-            raise Taken(f"run {self.run} is up already; take it down first (frogtorch down {self.run}), or choose "
+            raise TakenError(f"run {self.run} is up already; take it down first (frogtorch down {self.run}), or choose "
                         "another name") from None
         foreign = [name for name in namespaces if (NAMED / name).exists()]
         if foreign:
             self.room.rmdir()
-            raise Taken(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it (ip netns "
+            raise TakenError(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it (ip netns "
                         f"del {foreign[0]}) or name the run otherwise")
         self.gate.touch()
         # Renamed into place: a ledger is whole or absent, and absent means that nothing was made.

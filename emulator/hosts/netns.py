@@ -123,8 +123,8 @@ class Network:
         hub = self._hub.name
         lines = [f"netns add {hub}", *(f"netns add {namespace.name}" for namespace in self.namespaces.values())]
         for name, index in self._index.items():
-            lines.append(f"link add {DEVICE} netns {self.namespaces[name].name} address {_mac(index)} mtu 1500 type veth "
-                         f"peer name {_port(index)} netns {hub}")
+            lines.append(f"link add {DEVICE} netns {self.namespaces[name].name} address {_mac(index)} mtu 1500 "
+                         f"type veth peer name {_port(index)} netns {hub}")
         with shared(self._ledger.gate) as lock:
             run(["ip", "-batch", "-"], "\n".join(lines) + "\n", lock)
         quiet = {"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1"}
@@ -202,12 +202,12 @@ def refuse(topology: Topology, hosts: Iterable[str]) -> None:
     chosen = topology.select(hosts)
     if chosen.groups:
         group = chosen.groups[0]
-        raise TopologyError(f"{topology.file}:{group.line}: not yet: the netns runtime cannot make group {group.name!r} "
-                            "(paths that share one bottleneck); remove the group, or predict only")
+        raise TopologyError(f"{topology.file}:{group.line}: not yet: the netns runtime cannot make group "
+                            f"{group.name!r} (paths that share one bottleneck); remove the group, or predict only")
     for path in chosen.paths:
         if path.window is not None and shaping.window_clamp(path.window) is None:
-            raise TopologyError(f"{topology.file}:{path.line}: the netns runtime cannot make a window of {path.window} B "
-                                f"({path.source} -> {path.target}): TCP's window field and its scale allow 64 KiB, 128 "
+            raise TopologyError(f"{topology.file}:{path.line}: the netns runtime cannot make a window of {path.window} "
+                                f"bytes ({path.source} -> {path.target}): TCP's window field and its scale allow 64 KiB, 128 "
                                 "KiB, 256 KiB and so on, doubling; choose one of these")
     if len(chosen.hosts) > _MOST_HOSTS:
         raise TopologyError(f"{topology.file}:{chosen.hosts[_MOST_HOSTS].line}: the netns runtime makes at most "
@@ -225,8 +225,8 @@ def _require_tools() -> None:
 def _require_congestion(name: str) -> None:
     available = File("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     if name not in available:
-        raise LinkError(f"this kernel has no congestion control {name!r}, only {', '.join(available)}; load it (modprobe "
-                        f"tcp_{name}) or name another in the topology")
+        raise LinkError(f"this kernel has no congestion control {name!r}, only {', '.join(available)}; load it "
+                        f"(modprobe tcp_{name}) or name another in the topology")
 
 
 def _existing(settings: dict[str, str]) -> dict[str, str]:

@@ -19,12 +19,21 @@ _ECHOES = (9, 15)
 class Calibrated(Protocol):
     """What :func:`calibrate` needs of a network."""
 
-    shaped: Topology
-    namespaces: Mapping[str, Namespace]
-    addresses: Mapping[str, str]
+    @property
+    def shaped(self) -> Topology:
+        """The topology as it is on the wire."""
 
     @property
-    def engine(self) -> Engine: ...
+    def namespaces(self) -> Mapping[str, Namespace]:
+        """By host."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """By host."""
+
+    @property
+    def engine(self) -> Engine:
+        """What holds the packets."""
 
 
 def calibrate(network: Calibrated) -> float:
@@ -39,7 +48,8 @@ def calibrate(network: Calibrated) -> float:
     engine.up(topology)
     names = [host.name for host in topology.hosts]
     expected = {(source, target): delays[source, target] + delays[target, source]
-                for source, target in itertools.combinations(names, 2) if {(source, target), (target, source)} <= engine.held}
+                for source, target in itertools.combinations(names, 2)
+                if {(source, target), (target, source)} <= engine.held}
     bias = 0.0
     for echoes in _ECHOES if expected else ():
         measured = round_trips(network.namespaces, network.addresses, expected, echoes)

@@ -1,13 +1,13 @@
 """The process that holds packets back: a netfilter queue for each peer of the namespace it was started in.
 
 It runs as a script of its own, with the standard library alone: what is in the packets' way should start at once and
-hold nothing of its parent's. Only packets' ids come up to it (NFQNL_COPY_META, linux/netfilter/nfnetlink_queue.h), never
-their bytes; the kernel keeps those, joined as they came (NFQA_CFG_F_GSO). A packet is let go `hold` seconds after it came,
-and with it all that came before it on its queue (NFQNL_MSG_VERDICT_BATCH): order is kept.
+hold nothing of its parent's. Only packets' ids come up to it (NFQNL_COPY_META in linux/netfilter/nfnetlink_queue.h),
+never their bytes; the kernel keeps those, joined as they came (NFQA_CFG_F_GSO). A packet is let go `hold` seconds after
+it came, and with it all that came before it on its queue (NFQNL_MSG_VERDICT_BATCH): order is kept.
 
-Each line on standard input is a JSON object, queue number: seconds to hold. Queues not yet bound are bound. Each line is
-answered on standard output by one with what was done, ``{"queues": 5, "scheduling": "fifo"}``. It ends on SIGTERM, at
-the end of its input, or with its parent.
+Each line on standard input is a JSON object, queue number: seconds to hold. Queues not yet bound are bound. Each line
+is answered on standard output by one with what was done, ``{"queues": 5, "scheduling": "fifo"}``. It ends on SIGTERM,
+at the end of its input, or with its parent.
 
 Usage: ``delayd.py PARENT-PID``
 """

@@ -43,7 +43,8 @@ class MakesEngine(Protocol):
     """An engine's class."""
 
     def __call__(self, namespaces: Mapping[str, Namespace], addresses: Mapping[str, str], device: str,
-                 logs: File) -> Engine: ...
+                 logs: File) -> Engine:
+        """For hosts by name, each with `device`; what goes wrong outside the kernel is written to `logs`."""
 
 
 ENGINES = ("netem", "nfqueue")
@@ -70,14 +71,14 @@ def choose(wish: str, topology: Topology) -> MakesEngine:
         if reason is None:
             return nfqueue.Nfqueue
         reasons.append(f"nfqueue: {reason}")
-    raise LinkError("this machine cannot delay packets: " + "; ".join(reasons) + ". A kernel with sch_netem and ifb "
-                    "(modprobe sch_netem ifb), or with the NFQUEUE target (modprobe xt_NFQUEUE nfnetlink_queue) is needed")
+    raise LinkError("this machine cannot delay packets: " + "; ".join(reasons) + ". It needs a kernel with "
+                    "netem (modprobe sch_netem ifb) or netfilter queues (modprobe xt_NFQUEUE nfnetlink_queue)")
 
 
 def _need_constant(topology: Topology) -> None:
     for path in topology.paths:
         if path.jitter or path.loss:
             what = "jitter" if path.jitter else "loss"
-            raise TopologyError(f"{topology.file}:{path.line}: not yet: {what} on the path {path.source} -> {path.target} "
+            raise TopologyError(f"{topology.file}:{path.line}: not yet: {what} ({path.source} -> {path.target}) "
                                 "needs a kernel with netem; engine nfqueue delays by a constant time. Remove it, or "
                                 "use another machine")

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from emulator.links.calibration import Calibrated
 from emulator.links.namespace import LinkError, Namespace
-from emulator.links.ping import round_trips
+from emulator.links.ping import round_trips, undisturbed
 from emulator.topology import Path, Topology, round_trip
 
 PAYLOAD_SHARE = 1448 / 1514
@@ -41,7 +41,8 @@ Progress = Callable[[int, int, str], None]
 class Probed(Calibrated, Protocol):
     """What :func:`probe` needs of a network."""
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise LinkError if the links no longer do what they should."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class _Flow:
             with namespaces[path.source].inside():
                 self.sender = socket.create_connection(listener.getsockname(), timeout=_PATIENCE)
             self.receiver, _ = listener.accept()
-        # The link is measured, not how soon this process comes to fill an empty socket.
+        # A buffer that starts small would be empty by the time this process comes to fill it.
         self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
         # The kernel's time of arrival: a late reader on a busy machine does not make a slow link.
         self.receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -197,7 +198,7 @@ def _goodputs(paths: Sequence[Path], topology: Topology, namespaces: Mapping[str
     try:
         for path in paths:
             flows.append(_Flow(path, topology, namespaces, addresses))
-        with selectors.DefaultSelector() as selector:
+        with undisturbed(), selectors.DefaultSelector() as selector:
             for flow in flows:
                 selector.register(flow.sender, selectors.EVENT_WRITE, flow)
                 selector.register(flow.receiver, selectors.EVENT_READ, flow)

@@ -102,8 +102,9 @@ class Netem:
         changes: dict[str, list[str]] = {}
         for pair, wait in seconds.items():
             number, path = self._paths[pair]
+            words = options(path, max(0.0, wait))
             changes.setdefault(path.target, []).append(
-                f"qdisc change dev {_IFB} parent 1:{number:x} handle {number + 1:x}: netem {options(path, max(0, wait))}")
+                f"qdisc change dev {_IFB} parent 1:{number:x} handle {number + 1:x}: netem {words}")
         for target, lines in changes.items():
             self._namespaces[target].tc(lines)
 

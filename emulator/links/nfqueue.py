@@ -106,7 +106,8 @@ class Nfqueue:
 
 
 def _rules(queues: Mapping[str, int], device: str) -> str:
-    lines = [f"-A INPUT -i {device} -s {address}/32 -j NFQUEUE --queue-num {queue}" for address, queue in queues.items()]
+    lines = [f"-A INPUT -i {device} -s {address}/32 -j NFQUEUE --queue-num {queue}"
+             for address, queue in queues.items()]
     return "\n".join(["*mangle", *lines, "COMMIT", ""])
 
 

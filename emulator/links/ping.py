@@ -25,7 +25,9 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
     """Median of `count` round trips between both hosts of each pair in `expected` (seconds), asked by the first.
 
     All pairs take part in every round, one after another within the longest round trip, so that they see the same
-    machine; in another order each time, since a pair that always came just after another would find it awake. One process plays all hosts, as it may hold sockets of several namespaces. Raises LinkError naming the pair if an echo does not come.
+    machine; in another order each time, since a pair that always came just after another would find it awake. One
+    process plays all hosts, as it may hold sockets of several namespaces. Raises LinkError naming the pair if an echo
+    does not come.
     """
     hosts = sorted({host for pair in expected for host in pair})
     socks: dict[str, socket.socket] = {}
@@ -33,7 +35,7 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
     took: dict[Pair, list[float]] = {pair: [] for pair in expected}
     spacing = max(max(expected.values(), default=0.0), 1e-3 * len(expected)) / max(1, len(expected))
     try:
-        with _undisturbed(), selectors.DefaultSelector() as selector:
+        with undisturbed(), selectors.DefaultSelector() as selector:
             for host in hosts:
                 with namespaces[host].inside():
                     socks[host] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -51,7 +53,7 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Run the calling thread before all others, where that is granted: the link is measured, not the machine's load."""
     before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
