@@ -145,7 +145,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from scenarios.report import report
 
-    Console().print(report(options.run))
+    _console().print(report(options.run))
     return 0
 
 
@@ -198,6 +198,11 @@ def _run(scenario: Scenario, directory: Path, engine: str) -> None:
         Runner(scenario, directory, run, engine, stages).measure()
 
 
+def _console() -> Console:
+    """For results: as wide as the terminal, or as the tables want in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else 100)
+
+
 def _print_predictions(directory: Path) -> None:
     table = Table("W", "arm", "workload", "size", "predicted s", "closed form s")
     rows: dict[tuple[str, int, str, int], dict[str, float]] = {}
@@ -206,7 +211,7 @@ def _print_predictions(directory: Path) -> None:
     for (arm, size, workload, nbytes), by in rows.items():
         table.add_row(str(size), arm, workload, f"{nbytes:,} B", f"{by['blind']:.4f}",
                       f"{by['closed form']:.4f}" if "closed form" in by else "")
-    Console().print(table)
+    _console().print(table)
 
 
 def _print_topology(topology: Topology) -> None:
@@ -214,4 +219,4 @@ def _print_topology(topology: Topology) -> None:
                   title=f"{topology.name}: {len(topology.hosts)} hosts, {len(topology.paths)} directed paths")
     for row in topology_rows(topology):
         table.add_row(row.source, row.target, row.rate, row.delay, row.rtt, row.limits)
-    Console().print(table)
+    _console().print(table)

@@ -62,13 +62,17 @@ class Ranks:
         Raises RankError with the rank's own traceback when one fails, or saying so when one dies or does not answer.
         """
         doing = f"{command}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
-        for connection in self._connections:
-            connection.send((command, arguments))
+        self._send(doing, (command, arguments))
         self._gather(doing, "ready")
-        start = time.monotonic() + _START_AFTER
-        for connection in self._connections:
-            connection.send(start)
+        self._send(doing, time.monotonic() + _START_AFTER)
         return self._gather(doing, "done", on_step)
+
+    def _send(self, doing: str, content: object) -> None:
+        for rank, connection in enumerate(self._connections):
+            try:
+                connection.send(content)
+            except BrokenPipeError:
+                raise self._died(rank, doing) from None
 
     def _gather(self, doing: str, wanted: str, on_step: Callable[[int], None] | None = None) -> list[Any]:
         """Wait until every rank has said `wanted`; what came with it, by rank."""
@@ -85,9 +89,7 @@ class Ranks:
                 try:
                     word, content = connection.recv()
                 except (EOFError, ConnectionError):
-                    self._processes[rank].join(timeout=5)
-                    raise RankError(f"{self._named(rank)} died (exit code {self._processes[rank].exitcode}): "
-                                    f"{doing}") from None
+                    raise self._died(rank, doing) from None
                 if word == "failed":
                     raise RankError(f"{self._named(rank)} failed: {doing}\n{content}")
                 if word == "step":
@@ -98,6 +100,10 @@ class Ranks:
                     answers[rank] = content
                     del waiting[rank]
         return [answers[rank] for rank in range(len(self._connections))]
+
+    def _died(self, rank: int, doing: str) -> RankError:
+        self._processes[rank].join(timeout=5)
+        return RankError(f"{self._named(rank)} died (exit code {self._processes[rank].exitcode}): {doing}")
 
     def _named(self, *ranks: int) -> str:
         return ", ".join(f"rank {rank} on {self._places[rank].host}" for rank in ranks)
