@@ -14,12 +14,11 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from emulator.sim.network import FRAME, HEADERS, SEGMENT, Flow, Link, Network
+from emulator.sim.network import FRAME, HEADERS, SEGMENT, Flow, Link, Network, packet
 from emulator.topology import Topology
 
 BURST_SECONDS, BURST_FRAMES = 1e-3, 2
-"""What an idle link lets through at once: a millisecond of its rate, at least two frames. It is the ``burst`` that the
-link engines give their HTB classes."""
+"""The ``burst`` that the link engines give their HTB classes: a millisecond of the rate, at least two frames."""
 
 KERNEL_BUFFER = 128 * 1024
 """Bytes of a bulk message that an urgent one cannot overtake: what the backend lets the kernel keep unsent."""
@@ -31,6 +30,14 @@ INITIAL_WINDOW = 10 * SEGMENT
 def wire_bytes(payload: float) -> float:
     """Bytes on an Ethernet device of a message: its payload, and headers for each segment."""
     return payload + HEADERS * math.ceil(payload / SEGMENT)
+
+
+def burst(rate: float) -> float:
+    """Bytes that an idle HTB class lets through at once.
+
+    That is its ``burst`` and a packet more: as long as it has any tokens it lets a whole packet go, and owes the rest.
+    """
+    return max(BURST_FRAMES * FRAME, BURST_SECONDS * rate) + packet(rate) * FRAME
 
 
 class Message:
@@ -152,7 +159,6 @@ class Connections:
     def _connect(self, a: int, b: int) -> None:
         there, back = self._limits(a, b), self._limits(b, a)
         forth, against = Flow(there, back), Flow(back, there)
-        forth.against, against.against = against, forth
         delays = self._delay(a, b), self._delay(b, a)
         for ends, flow, delay in (((a, b), forth, delays[0]), ((b, a), against, delays[1])):
             self._channels[ends] = Channel(self.network, flow, delay, sum(delays), self._cold)
@@ -181,5 +187,5 @@ class Connections:
 
     def _link(self, name: tuple[str, ...], rate: float) -> Link:
         if name not in self._links:
-            self._links[name] = Link(" ".join(name), rate, max(BURST_FRAMES * FRAME, BURST_SECONDS * rate))
+            self._links[name] = Link(" ".join(name), rate, burst(rate))
         return self._links[name]

@@ -10,16 +10,17 @@ All bytes here are bytes on the wire: payload with TCP, IP and Ethernet headers.
 `burst` bytes through at the speed of the wire before it holds flows to its rate. This is also the form of a TCP
 window: a connection may have W bytes in flight, so W bytes at once, and W per round trip from then on.
 
-**Acknowledgements** go the other way. A receiver acknowledges every second segment (RFC 5681, section 4.2) with a
-frame that holds headers alone, unless a segment of its own data is about to go and carries the acknowledgement. So a
-flow of x segments per second with y segments per second of the same connection against it puts ``max(0, x/2 - y)``
-frames per second on its way back. (That two-way data carries them all is an assumption; shaped links
-that ran a two-rank ring both ways at their full rate, at 1.491 s/MB where the links alone allow 1.494, bear it out.)
+**Packets** are what a sender's segmentation offload makes: several segments that stay together up to the receiver.
+TCP makes them 2 ms of its rate long, two segments at least and 64 KiB at most (:func:`packet`).
+
+**Acknowledgements** go the other way: a frame without payload for each packet, also when the connection has data to
+send there, because behind a rate limit it is not the arrival of a packet that makes data leave. Counted in a probe that
+moved bytes over one connection, one way and both ways at once: 1,036 frames for 2,072 segments at 0.7 MB/s, and 1,036
+for 41,437 at 30 MB/s.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -37,12 +38,24 @@ FRAME = HEADERS + SEGMENT
 WIRE_RATE = 4e9
 """Bytes per second at which a link that has tokens passes them: a veth pair without limits carried 4.2 GB/s here."""
 
+PACKET_SECONDS = 2e-3
+"""TCP sizes a packet to a millisecond of its pacing rate (Linux: ``sk_pacing_shift``), which is twice the rate at which
+it sends while it looks for more, and for good behind a queue that drops nothing."""
+PACKET_SEGMENTS = 2, 45
+"""Least (Linux: ``tcp_min_tso_segs``) and most (64 KiB) segments of a packet."""
+
 ACK_MOST = 0.5
 """The most of a link that acknowledgements take. They are cumulative: when they queue up, dropped ones cost nothing,
 so they thin out instead of starving the data; where that ends is a guess that only a rate ratio above 20 reaches."""
 
 _LAST = EventPriority(2)  # after all that SimPy schedules for an instant, which is URGENT (0) or NORMAL (1)
 _LEAST_TOKENS = 1.0  # bytes: less than this is rounding, not a burst
+
+
+def packet(rate: float) -> float:
+    """Segments of a packet of a flow that moves `rate` bytes per second on the wire."""
+    least, most = PACKET_SEGMENTS
+    return min(most, max(least, rate * PACKET_SECONDS / FRAME))
 
 
 class Link:
@@ -81,13 +94,11 @@ class Link:
 class Flow:
     """One direction of a connection: the limited links it crosses, and those its acknowledgements cross."""
 
-    __slots__ = ("against", "back", "done", "ends", "left", "links", "rate", "since")
+    __slots__ = ("back", "done", "ends", "left", "links", "rate", "since")
 
     def __init__(self, links: Sequence[Link], back: Sequence[Link] = ()) -> None:
         self.links = tuple(links)
         self.back = tuple(back)
-        self.against: Flow | None = None
-        """The other direction of the same connection."""
         self.left = 0.0
         self.rate = 0.0
         self.since = 0.0
@@ -101,11 +112,10 @@ class Flow:
             self.left = max(0.0, self.left - self.rate * (now - self.since))
         self.since = now
 
-    def acknowledgements(self, rates: dict[Flow, float]) -> float:
-        """Bytes per second of pure acknowledgements of this flow, at these rates."""
-        segments = rates[self] / FRAME
-        carrying = rates.get(self.against, 0.0) / FRAME if self.against is not None else 0.0
-        return HEADERS * max(0.0, segments / 2 - carrying) if segments < math.inf else math.inf
+
+def acknowledgements(rate: float) -> float:
+    """Bytes per second of the acknowledgements of a flow that moves `rate` bytes per second on the wire."""
+    return rate / FRAME / packet(rate) * HEADERS
 
 
 class Network:
@@ -222,7 +232,7 @@ def _rates(flows: list[Flow], links: list[Link]) -> tuple[dict[Flow, float], dic
     rates = share(ways, capacity)
     for _ in range(20):
         before = acks
-        acks = {link: min(ACK_MOST * capacity[link], sum(flow.acknowledgements(rates) for flow in link.acks_of))
+        acks = {link: min(ACK_MOST * capacity[link], sum(acknowledgements(rates[flow]) for flow in link.acks_of))
                 for link in links}
         if all(abs(acks[link] - before[link]) <= 1e-9 * capacity[link] for link in links):
             break

@@ -77,29 +77,19 @@ def test_a_burst_goes_at_the_speed_of_the_tighter_link():
     assert play((0, Flow([Link("a", 10, burst=30), Link("b", 20)]), 100)) == pytest.approx([7], abs=1e-6)
 
 
-def test_acknowledgements_of_two_connections_against_each_other():
+def test_acknowledgements_of_flows_against_each_other():
     # x of data and, for each 2 segments of 1514 B, 66 B of the other's acknowledgements: x (1 + 33/1514) = 1514.
     there, back = Link("there", 1514), Link("back", 1514)
     seconds = 1514e3 / (1514 / (1 + 33 / 1514))
     assert play((0, Flow([there], [back]), 1514e3), (0, Flow([back], [there]), 1514e3)) == pytest.approx([seconds] * 2)
 
 
-def pair(there, back):
-    forth, against = Flow([there], [back]), Flow([back], [there])
-    forth.against, against.against = against, forth
-    return forth, against
-
-
-def test_two_way_data_of_one_connection_carries_its_acknowledgements():
-    forth, against = pair(Link("there", 1514), Link("back", 1514))
-    assert play((0, forth, 1514e3), (0, against, 1514e3)) == pytest.approx([1000, 1000])
-
-
-def test_data_that_is_too_little_carries_a_part_of_the_acknowledgements():
-    # 10 segments/s there need 5 acknowledgements; y segments/s carry y of them: 1514 y + 66 (5 - y) = 2 * 1514.
-    forth, against = pair(Link("there", 15140), Link("back", 3028))
-    y = (3028 - 330) / 1448
-    assert play((0, forth, 15140e3), (0, against, 1514 * y * 500)) == pytest.approx([1000, 500])
+def test_packets_are_two_milliseconds_long_and_acknowledged_once():
+    """500 packets a second at 7 MB/s as at 30 MB/s: 33 kB/s on the way back. 45 segments a packet at 100 MB/s."""
+    for rate, acknowledged in ((7e6, 33e3), (30e6, 33e3), (100e6, 100e6 / 1514 / 45 * 66)):
+        back = Link("back", 1e6)
+        ends = play((0, Flow([Link("there", rate)], [back]), 1000 * rate), (0, Flow([back]), 10e6))
+        assert ends == pytest.approx([1000, 10e6 / (1e6 - acknowledged)])
 
 
 def test_acknowledgements_end_with_what_they_acknowledge():
