@@ -21,7 +21,17 @@ import torch
 
 from frogtorch.arithmetic import combine
 from frogtorch.effects import (
-    Buffer, Collective, Combine, Copy, Publish, Read, Receive, Region, Release, Send, Stage,
+    Buffer,
+    Collective,
+    Combine,
+    Copy,
+    Publish,
+    Read,
+    Receive,
+    Region,
+    Release,
+    Send,
+    Stage,
 )
 from frogtorch.lanes import WAITING, Lane, Lanes
 from frogtorch.memory.cells import Reading, Tally
@@ -98,7 +108,8 @@ class Engine:
     """The loop, the working memory, and the threads that complete futures."""
 
     def __init__(self) -> None:
-        self.loop = Loop()
+        # Inference mode: what a user's inference tensors ask for, and as good for all others here.
+        self.loop = Loop(torch.inference_mode)
         self.pool = Pool()
         # Callbacks of a future run in the thread that completes it, and may start collectives and wait for them:
         # never on the I/O thread, and on as many threads as there are callbacks that wait.

@@ -169,7 +169,7 @@ class Lanes:
                 self._cancel(one)
             one.waits_for = None
         for one in reversed(order):
-            if one.generator is not None and not (one.generator.gi_running):
+            if one.generator is not None:
                 one.generator.close()
 
 

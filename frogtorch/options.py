@@ -47,13 +47,14 @@ class Options:
         """These options, completed from the environment."""
         named = {key: environment.get(f"FROGTORCH_{key.upper()}") or None
                  for key in ("all_reduce", "chunk_bytes", "address", "telemetry")}
-        chunk = named["chunk_bytes"]
-        if chunk is not None and not chunk.isdecimal():
-            raise ValueError(f"FROGTORCH_CHUNK_BYTES is a whole number of bytes, such as {CHUNK_BYTES}, not {chunk!r}")
-        found = Options(
-            self.all_reduce or named["all_reduce"],
-            self.chunk_bytes if self.chunk_bytes is not None else chunk and int(chunk),  # type: ignore[arg-type]
-            self.address or named["address"], self.telemetry or named["telemetry"])
+        chunk_bytes, text = self.chunk_bytes, named["chunk_bytes"]
+        if chunk_bytes is None and text is not None:
+            if not text.isdecimal():
+                raise ValueError(f"FROGTORCH_CHUNK_BYTES is a whole number of bytes, such as {CHUNK_BYTES}, not "
+                                 f"{text!r}")
+            chunk_bytes = int(text)
+        found = Options(self.all_reduce or named["all_reduce"], chunk_bytes, self.address or named["address"],
+                        self.telemetry or named["telemetry"])
         return Settings(found.all_reduce or "shard", found.chunk_bytes or CHUNK_BYTES, found.address,
                         None if found.telemetry is None else Path(found.telemetry))
 

@@ -10,6 +10,13 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    BarrierOptions,
+    BroadcastOptions,
+)
 
 from frogtorch import arithmetic
 from frogtorch.collectives import ALL_REDUCE, all_gather, barrier, broadcast, pipelined
@@ -81,7 +88,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, settings: Settings,
                  global_rank: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store, torch refuses subclasses
         self._rank = rank
         self._size = size
         self._name = name
@@ -102,41 +109,53 @@ class ProcessGroup(dist.ProcessGroup):
     # What it is -----------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """The name that ``init_process_group`` takes."""
         return "frogtorch"
 
     def getRank(self) -> int:  # noqa: N802
+        """Our rank in the group."""
         return self._rank
 
     def getSize(self) -> int:  # noqa: N802
+        """Number of ranks."""
         return self._size
 
     def rank(self) -> int:
+        """Our rank in the group."""
         return self._rank
 
     def size(self) -> int:
+        """Number of ranks."""
         return self._size
 
     def getGroupName(self) -> str:  # noqa: N802
+        """The name that torch gave the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name that torch gives the group."""
         self._name = name
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
+        """The name that torch gave the group."""
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
+        """What the user calls the group."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Take what the user calls the group."""
         self._desc = desc
 
     @property
     def group_desc(self) -> str:
+        """What the user calls the group."""
         return self._desc
 
     def get_group_store(self) -> dist.Store:
+        """The c10d store, which the group itself has used at its rendezvous only."""
         return self._store
 
     def __repr__(self) -> str:
@@ -144,16 +163,16 @@ class ProcessGroup(dist.ProcessGroup):
 
     # Collectives ----------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """All-reduce one tensor in place."""
-        opts = opts or dist.AllreduceOptions()
+        opts = opts or AllreduceOptions()
         (tensor,) = _one(tensors, "all_reduce")
         flat = _Flat(tensor)
         return self._all_reduce(flat.flat, flat.put_back, tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """All-reduce several tensors of one dtype in place, as one."""
-        opts = opts or dist.AllreduceCoalescedOptions()
+        opts = opts or AllreduceCoalescedOptions()
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise TypeError(f"all_reduce_coalesced takes tensors of one dtype, not {[t.dtype for t in tensors]}")
         flats = [_Flat(tensor) for tensor in tensors]
@@ -178,17 +197,18 @@ class ProcessGroup(dist.ProcessGroup):
         return self._start(algorithm(self._group, bind(flat)[:], op), tensors, flat, put_back, opts,
                            collective="all_reduce", variant=variant, algorithm=name, op=op)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Fill one tensor with that of the root, which is a rank of the group."""
-        opts = opts or dist.BroadcastOptions()
+        opts = opts or BroadcastOptions()
         (tensor,) = _one(tensors, "broadcast")
         flat = _Flat(tensor)
         return self._start(broadcast(self._group, bind(flat.flat)[:], opts.rootRank), tensors, flat.flat,
                            flat.put_back, opts, collective="broadcast", variant=f"from {opts.rootRank}")
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor],  # type: ignore[override]
+                  opts: Any = None) -> Work:
         """Fill one tensor a rank with that rank's; their sizes may differ."""
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or AllgatherOptions()
         (mine,) = _one(inputs, "all_gather")
         (into,) = outputs
         if len(into) != self._size:
@@ -209,7 +229,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Work:
         """Fill `output` with the `mine` of all ranks, one behind the other."""
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or AllgatherOptions()
         if output.dtype != mine.dtype or output.numel() != mine.numel() * self._size:
             raise ValueError(f"all_gather of {mine.numel()} x {mine.dtype} in a group of {self._size} has no room in "
                              f"an output of {output.numel()} x {output.dtype}")
@@ -217,11 +237,11 @@ class ProcessGroup(dist.ProcessGroup):
         return self._start(all_gather(self._group, bind(source)[:], bind(flat.flat)[:].split(self._size)), [output],
                            source, flat.put_back, opts, collective="all_gather", variant="single")
 
-    _allgather_base = all_gather_single
+    _allgather_base = all_gather_single  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None) -> Work:
         """End when every rank has come."""
-        opts = opts or dist.BarrierOptions()
+        opts = opts or BarrierOptions()
         token = torch.zeros(1, dtype=torch.uint8)
         return self._start(barrier(self._group), [token], token, lambda: None, opts, collective="barrier",
                            variant="all")

@@ -127,7 +127,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as error:
-            self.memory.lost(self, PeerLost(f"the connection to {self} closed while sending: {error}"))
+            self.memory.lost(self, PeerLost(f"the connection to {self} has closed while we sent: {error}"))
             return
         blocked = not self.idle
         if blocked != self.blocked:
@@ -184,7 +184,7 @@ class Connection:
         except ProtocolError as error:
             self.memory.lost(self, PeerLost(f"the connection to {self} was closed: {error}"))
         except OSError as error:
-            self.memory.lost(self, PeerLost(f"the connection to {self} closed: {error}"))
+            self.memory.lost(self, PeerLost(f"the connection to {self} has closed with an error: {error}"))
 
     def _receive_once(self) -> bool:
         """One call; return whether there may be more."""

@@ -6,7 +6,7 @@ __all__ = ["GroupClosed", "MemoryFault", "Mismatch", "PeerGaveUp", "PeerLost", "
            "RoundTimeout"]
 
 
-class MemoryFault(RuntimeError):
+class MemoryFault(RuntimeError):  # noqa: N818 - its kinds are named for what happened
     """The base of them all. A RuntimeError, since that is what users of torch.distributed catch."""
 
 

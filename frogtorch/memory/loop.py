@@ -7,6 +7,8 @@ import os
 import selectors
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from frogtorch.memory.faults import GroupClosed
@@ -27,8 +29,10 @@ class Loop:
     what came, by a caller's while it starts a collective. Nothing that blocks is done under it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
+        """Start the thread, which does all it does inside ``around()``."""
         self.lock = threading.Lock()
+        self._around = around
         self.memories: set[Memory] = set()
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -83,19 +87,21 @@ class Loop:
         os.close(self._bell)
 
     def _run(self) -> None:
-        timeout: float | None = None
-        while True:
-            events = self._selector.select(timeout)
-            with self.lock:
-                if self._stop:
-                    return
-                try:
-                    timeout = self._turn(events)
-                except BaseException as error:
-                    # A dead I/O thread would look like a network that hangs: let every waiting thread know instead.
-                    for memory in list(self.memories):
-                        memory.abort(GroupClosed(f"the I/O thread of frogtorch failed: {error!r}"))
-                    raise
+        with self._around():
+            timeout: float | None = None
+            while not self._stop:
+                events = self._selector.select(timeout)
+                with self.lock:
+                    timeout = self._guarded_turn(events)
+
+    def _guarded_turn(self, events: list[tuple[selectors.SelectorKey, int]]) -> float | None:
+        try:
+            return self._turn(events)
+        except BaseException as error:
+            # A dead I/O thread would look like a network that hangs: let everybody who waits know instead.
+            for memory in list(self.memories):
+                memory.abort(GroupClosed(f"the I/O thread of frogtorch failed: {error!r}"))
+            raise
 
     def _turn(self, events: list[tuple[selectors.SelectorKey, int]]) -> float | None:
         for key, mask in events:

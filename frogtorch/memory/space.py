@@ -23,6 +23,9 @@ INBOX_BYTES = 64 << 20
 STANDING_MAX = 1 << 16
 """Most requests of one peer that stand here at a time."""
 
+ENDED_KEPT = 1024
+"""Rounds after whose end it is still known what they were, to tell it to a rank that does something else in one."""
+
 LINGER = 5.0
 """Seconds that a member which leaves waits for the others to close their ends."""
 
@@ -67,6 +70,7 @@ class Memory:
         self._inbox_bytes = dict.fromkeys(self.connections, 0)
         self._gone: dict[int, MemoryFault] = {}  # peers that are lost or have left
         self._gave_up: dict[tuple[int, int], str] = {}  # (peer, round): why
+        self._ended: dict[int, bytes] = {}  # what the latest rounds were
         self._tallies: dict[int, Tally] = {}
         self._audiences: dict[tuple[str | int, str | int], tuple[Connection, ...]] = {}
         self._quiet = threading.Condition(loop.lock)  # told when an operation, a cell or a connection has gone
@@ -115,7 +119,8 @@ class Memory:
 
     def end(self, number: int, error: BaseException | None = None) -> None:
         """A round is over on this rank. If it failed, take back its cells and tell the others."""
-        del self.operations[number]
+        self._ended[number] = self.operations.pop(number).what
+        self._ended.pop(number - ENDED_KEPT, None)
         self._tallies.pop(number, None)
         for peer in self.connections:
             self._gave_up.pop((peer, number), None)
@@ -337,7 +342,8 @@ class Memory:
 
     def _unserved(self, connection: Connection, number: int, name: bytes) -> None:
         """Somebody waits for a cell of a round that is over here: it would wait for nothing."""
-        text = (f"rank {self.rank} has ended round {number}, and there is no cell "
+        what = self._ended.get(number, b"a collective").decode()
+        text = (f"rank {self.rank} did {what} there, which has ended, and has no cell "
                 f"{self.address(number, name, self.rank)}").encode()[:TEXT_MAX]
         connection.send(encode(Kind.GIVE_UP, number, total=len(text), length=len(text)) + text, number)
 

@@ -1,0 +1,165 @@
+"""A rank that dies, never comes, stops, or does something else: one error, in time, that names it."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import frogtorch
+
+SHARD = frogtorch.Options(all_reduce="shard")
+
+
+def failure(call):
+    """What `call` fails with, and after how many seconds."""
+    begin = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begin
+    return None, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("count", [10, 400_000])
+def test_a_rank_that_dies_in_a_round(world, count):
+    def run(rank, size):
+        dist.all_reduce(torch.ones(4))
+        if rank == 2:
+            os._exit(3)
+        return failure(lambda: dist.all_reduce(torch.ones(count)))
+
+    first, second, _ = world(3, run, timeout=30, options=SHARD).results(expected_dead=[2])
+    for text, seconds in (first, second):
+        assert seconds < 15  # at once, not after the group's timeout
+        assert "all_reduce (shard, sum, float32), round 1 " in text
+        assert "rank 2 at 127.0.0.1:" in text
+        assert " closed " in text
+
+
+def test_a_rank_that_is_stopped(world):
+    def run(rank, size):
+        dist.all_reduce(torch.ones(4))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return failure(lambda: dist.all_reduce(torch.ones(400_000)))
+
+    started = world(2, run, timeout=1.5, options=SHARD)
+    (text, seconds), _ = started.results(expected_dead=[1])
+    assert 1.4 < seconds < 15
+    # Both slices are asked of it: its own sum, and its part of ours.
+    assert " timeout of 1.5 s passed" in text
+    assert "on rank 0" in text
+    assert "ars.1.0.0, rank 1) of rank 1 at 127.0.0.1:" in text
+    assert "(0 of 800000 bytes came)" in text
+
+
+def test_a_rank_that_never_calls(world):
+    def run(rank, size):
+        if rank == 1:
+            time.sleep(2)
+            return None
+        return failure(lambda: dist.broadcast(torch.ones(3), 1))
+
+    (text, _), _ = world(2, run, timeout=1, options=SHARD).results()
+    assert "broadcast (float32), round 0 " in text
+    assert "bct.0.1, rank 1) of rank 1 at" in text
+    assert "0 of 12 bytes" in text
+
+
+def test_a_rank_that_never_comes_to_the_rendezvous(world):
+    def run(rank, size):
+        raise AssertionError("the group must not come together")
+
+    started = world(3, run, timeout=2, absent=[2])
+    for result in started.results(expected_dead=[2])[:2]:
+        assert "rank 2 has not come to the rendezvous" in str(result)
+
+
+@pytest.mark.parametrize(("first", "second", "said"), [
+    # Small both, long both, and one of each.
+    (lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(11)), "bytes"),
+    (lambda: dist.all_reduce(torch.ones(100_000)), lambda: dist.all_reduce(torch.ones(90_000)), "bytes"),
+    (lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(90_000)), "bytes"),
+    (lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(10).int()), "int32"),
+    (lambda: dist.all_reduce(torch.ones(90_000)), lambda: dist.all_reduce(torch.ones(90_000).int()), "int32"),
+    (lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(10), dist.ReduceOp.MAX), "max"),
+    (lambda: dist.all_reduce(torch.ones(10)), lambda: dist.barrier(), "barrier"),
+    (lambda: dist.all_reduce(torch.ones(90_000)), lambda: dist.broadcast(torch.ones(90_000), 1), "broadcast"),
+])
+def test_ranks_that_do_different_things(world, first, second, said):
+    def run(rank, size):
+        return failure(first if rank == 0 else second)
+
+    results = world(2, run, timeout=20, options=SHARD).results()
+    failed = [(text, seconds) for text, seconds in results if text is not None]
+    assert failed
+    for text, seconds in failed:
+        assert seconds < 10
+        assert "rank 0" in text
+        assert "rank 1" in text
+    assert any(said in text for text, _ in failed)
+
+
+def test_a_group_goes_on_after_a_round_timed_out(world):
+    def run(rank, size):
+        group = dist.distributed_c10d._get_default_group()
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=0.5)
+        if rank == 1:
+            time.sleep(1.5)
+        late = failure(lambda: group.allreduce([torch.ones(300_000)], options).wait())[0]
+        x = torch.full((300_000,), rank + 1.0)
+        dist.all_reduce(x)
+        return late, x.unique().tolist()
+
+    (early_text, early), (late_text, late) = world(2, run, timeout=20, options=SHARD).results()
+    assert "timeout of 0.5 s" in early_text
+    assert "rank 0 at 127.0.0.1" in late_text
+    assert "gave up round 0" in late_text
+    assert early == late == [3.0]
+
+
+def test_a_rank_that_is_done_first_takes_nothing_from_the_others(world):
+    # Rank 0 publishes, destroys its group and ends; the others read long after.
+    def run(rank, size):
+        x = torch.full((500_000,), 7.0) if rank == 0 else torch.zeros(500_000)
+        if rank:
+            time.sleep(0.5 * rank)
+        dist.broadcast(x, 0)
+        return x.unique().tolist()
+
+    assert world(3, run, options=SHARD).results() == [[7.0]] * 3
+
+
+def test_a_process_that_ends_without_destroying_its_group(world):
+    def run(rank, size):
+        x = torch.full((500_000,), 7.0) if rank == 0 else torch.zeros(500_000)
+        if rank:
+            time.sleep(1)
+        dist.broadcast(x, 0)
+        if rank == 0:
+            import atexit
+
+            atexit._run_exitfuncs()  # a forked child of the tests ends without them otherwise
+            os._exit(0)
+        return x.unique().tolist()
+
+    assert world(2, run, options=SHARD).results(expected_dead=[0])[1] == [7.0]
+
+
+def test_abort_ends_what_is_under_way(world):
+    def run(rank, size):
+        group = dist.distributed_c10d._get_default_group()
+        if rank == 1:
+            time.sleep(0.5)
+            group.abort()
+            return None
+        return failure(lambda: dist.all_reduce(torch.ones(3)))
+
+    (text, seconds), _ = world(2, run, timeout=20, options=SHARD).results()
+    assert seconds < 10
+    assert "rank 1 at 127.0.0.1" in text
