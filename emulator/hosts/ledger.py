@@ -49,13 +49,13 @@ class Ledger:
         try:
             self.room.mkdir()
         except FileExistsError:
-            raise TakenError(f"run {self.run} is up already; take it down first (frogtorch down {self.run}), or choose "
-                        "another name") from None
+            raise TakenError(f"run {self.run} is up already; take it down first (frogtorch down {self.run}), or "
+                             "choose another name") from None
         foreign = [name for name in namespaces if (NAMED / name).exists()]
         if foreign:
             self.room.rmdir()
-            raise TakenError(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it (ip netns "
-                        f"del {foreign[0]}) or name the run otherwise")
+            raise TakenError(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it "
+                             f"(ip netns del {foreign[0]}) or name the run otherwise")
         self.gate.touch()
         # Renamed into place: a ledger is whole or absent, and absent means that nothing was made.
         draft = self.room / "ledger.draft"

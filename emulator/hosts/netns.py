@@ -207,8 +207,8 @@ def refuse(topology: Topology, hosts: Iterable[str]) -> None:
     for path in chosen.paths:
         if path.window is not None and shaping.window_clamp(path.window) is None:
             raise TopologyError(f"{topology.file}:{path.line}: the netns runtime cannot make a window of {path.window} "
-                                f"bytes ({path.source} -> {path.target}): TCP's window field and its scale allow 64 KiB, 128 "
-                                "KiB, 256 KiB and so on, doubling; choose one of these")
+                                f"bytes ({path.source} -> {path.target}): TCP's window field and its scale allow "
+                                "64 KiB, 128 KiB, 256 KiB and so on, doubling; choose one of these")
     if len(chosen.hosts) > _MOST_HOSTS:
         raise TopologyError(f"{topology.file}:{chosen.hosts[_MOST_HOSTS].line}: the netns runtime makes at most "
                             f"{_MOST_HOSTS} hosts, and here are {len(chosen.hosts)}")

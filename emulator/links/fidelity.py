@@ -10,12 +10,12 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from emulator.links.calibration import Calibrated
-from emulator.links.namespace import LinkError, Namespace
+from emulator.links.namespace import LinkError
 from emulator.links.ping import round_trips, undisturbed
 from emulator.topology import Path, Topology, round_trip
 
@@ -33,6 +33,7 @@ _SO_SNDBUFFORCE, _SO_TIMESTAMPNS = 32, 35
 _TIMESPEC = struct.Struct("@ll")
 _SEND_BUFFER = 2 << 20
 _TCP_CA_OPEN = 0
+_UNLIMITED = 1e9             # bytes per second, to choose how much is sent where nothing limits
 _PATIENCE = 10.0             # seconds without a byte on any path
 
 Progress = Callable[[int, int, str], None]
@@ -89,15 +90,15 @@ def probe(network: Probed, progress: Progress | None = None) -> list[PathFidelit
     tell(0, total, "idle round trips")
     nominal = {(path.source, path.target): round_trip(topology, path) for path in topology.paths}
     measured = round_trips(network.namespaces, network.addresses, nominal, ECHOES)
-    goodputs: dict[tuple[str, str], float] = {}
+    goodput: dict[tuple[str, str], float] = {}
     for paths in schedule(topology):
-        tell(len(goodputs), total, "goodput of " + (f"{paths[0].source} -> {paths[0].target}" if len(paths) == 1
+        tell(len(goodput), total, "goodput of " + (f"{paths[0].source} -> {paths[0].target}" if len(paths) == 1
                                                     else f"{len(paths)} paths"))
-        goodputs |= _goodputs(paths, topology, network.namespaces, network.addresses)
+        goodput |= goodputs(network, paths)
     tell(total, total, "links measured")
     network.check()
     return [PathFidelity(path.source, path.target, measured[path.source, path.target],
-                         nominal[path.source, path.target], goodputs[path.source, path.target],
+                         nominal[path.source, path.target], goodput[path.source, path.target],
                          expected_goodput(topology, path)) for path in topology.paths]
 
 
@@ -140,20 +141,19 @@ def _fast(topology: Topology, path: Path) -> bool:
 class _Flow:
     """One TCP connection along `path`, and how much came when."""
 
-    def __init__(self, path: Path, topology: Topology, namespaces: Mapping[str, Namespace],
-                 addresses: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, network: Calibrated) -> None:
         self.path = path
-        expected = expected_goodput(topology, path) or 1e9
+        expected = expected_goodput(network.shaped, path) or _UNLIMITED
         # Left out: the start, until TCP has filled the path and its queue has settled.
-        self.skip = max(500_000, int(expected * max(SETTLING, 8 * round_trip(topology, path))))
+        self.skip = max(500_000, int(expected * max(SETTLING, 8 * round_trip(network.shaped, path))))
         self.stop = self.skip + max(LEAST_BYTES, int(LEAST_TIME * expected))
         self.received = 0
         self.first: tuple[float, int] | None = None
         self.goodput: float | None = None
-        with namespaces[path.target].inside():
-            listener = socket.create_server((addresses[path.target], 0))
+        with network.namespaces[path.target].inside():
+            listener = socket.create_server((network.addresses[path.target], 0))
         with listener:
-            with namespaces[path.source].inside():
+            with network.namespaces[path.source].inside():
                 self.sender = socket.create_connection(listener.getsockname(), timeout=_PATIENCE)
             self.receiver, _ = listener.accept()
         # A buffer that starts small would be empty by the time this process comes to fill it.
@@ -190,14 +190,16 @@ class _Flow:
         self.receiver.close()
 
 
-def _goodputs(paths: Sequence[Path], topology: Topology, namespaces: Mapping[str, Namespace],
-              addresses: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """Goodput of one flow on each of the paths, side by side; one thread plays all ends."""
+def goodputs(network: Calibrated, paths: Sequence[Path]) -> dict[tuple[str, str], float]:
+    """Bytes of payload per second, at the receiver, of one flow on each of the paths, by (source, target).
+
+    All run side by side; one thread plays all ends. Raises LinkError if a path passes nothing.
+    """
     data, into = memoryview(bytes(1 << 18)), memoryview(bytearray(1 << 20))
     flows: list[_Flow] = []
     try:
         for path in paths:
-            flows.append(_Flow(path, topology, namespaces, addresses))
+            flows.append(_Flow(path, network))
         with undisturbed(), selectors.DefaultSelector() as selector:
             for flow in flows:
                 selector.register(flow.sender, selectors.EVENT_WRITE, flow)

@@ -1,0 +1,112 @@
+"""What is measured, when, and what it is compared with."""
+
+import os
+from itertools import combinations
+
+import pytest
+
+from emulator.hosts.netns import Network
+from emulator.links.fidelity import PathFidelity, expected_goodput, goodputs, probe, schedule
+from emulator.topology import load
+
+
+def topology_of(tmp_path, hosts, paths):
+    file = tmp_path / "world.yaml"
+    file.write_text(f"name: world\nsites: [s]\nhosts:\n{hosts}paths:\n{paths}")
+    return load(file)
+
+
+def six(tmp_path, access=""):
+    return topology_of(tmp_path, "".join(f"  h{i}: {{site: s{access}}}\n" for i in range(6)),
+                       "  - {between: [s, s], delay: 10 ms, rate: 1 MB/s}\n")
+
+
+def test_paths_with_limits_of_their_own_take_two_rounds(tmp_path):
+    rounds = schedule(six(tmp_path))
+    assert [{(path.source < path.target) for path in paths} for paths in rounds] == [{True}, {False}]
+    assert [len(paths) for paths in rounds] == [15, 15]
+
+
+def test_a_limited_host_is_in_one_flow_at_a_time(tmp_path):
+    rounds = schedule(six(tmp_path, ", access: {up: 1 MB/s}"))
+    assert sum(map(len, rounds)) == 30
+    for paths in rounds:
+        for one, other in combinations(paths, 2):
+            assert not {one.source, one.target} & {other.source, other.target}
+
+
+def test_a_fast_path_has_a_round_of_its_own(tmp_path):
+    world = topology_of(tmp_path, "  a: {site: s}\n  b: {site: s}\n  c: {site: s}\n",
+                        "  - {between: [s, s], delay: 10 ms, rate: 1 MB/s}\n  - {between: [a, b], rate: 30 MB/s}\n")
+    alone = [[(path.source, path.target) for path in paths] for paths in schedule(world) if paths[0].rate > 2e6]
+    assert alone == [[("a", "b")], [("b", "a")]]
+
+
+def test_goodput_is_what_the_tightest_limit_leaves(tmp_path):
+    world = topology_of(
+        tmp_path, "  a: {site: s, access: {up: 4 MB/s}}\n  b: {site: s, access: {down: 2 MB/s}}\n  c: {site: s}\n",
+        "  - {between: [s, s], delay: 50 ms}\n  - {from: c, to: a, rate: 3 MB/s}\n"
+        "  - {from: b, to: c, window: 64 KiB}\n")
+
+    def expected(source, target):
+        return expected_goodput(world, world.path(source, target))
+
+    assert expected("a", "b") == pytest.approx(2e6 * 1448 / 1514)
+    assert expected("a", "c") == pytest.approx(4e6 * 1448 / 1514)
+    assert expected("c", "a") == pytest.approx(3e6 * 1448 / 1514)
+    assert expected("b", "c") == pytest.approx(655_360)      # 65,536 bytes each 100 ms
+    assert expected("b", "a") is None
+
+
+def test_a_path_is_valid_within_one_per_cent_and_three_tenths_of_a_millisecond():
+    def valid(rtt=0.07, goodput=1e6, expected=1e6):
+        return PathFidelity("a", "b", rtt, 0.07, goodput, expected).valid
+
+    assert valid(rtt=0.0720, goodput=1.0099e6)
+    assert not valid(rtt=0.0722)
+    assert not valid(goodput=0.989e6)
+    assert valid(goodput=5e6, expected=None)
+    assert PathFidelity("a", "b", 0.00069, 0.0004, 1, None).valid      # 3 % of 0.4 ms would be 12 us
+    assert not PathFidelity("a", "b", 0.00071, 0.0004, 1, None).valid
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
+def test_links_are_what_the_topology_says(tmp_path):
+    world = topology_of(tmp_path, "  a: {site: s}\n  b: {site: s}\n  c: {site: s}\n",
+                        "  - {between: [s, s], delay: 35 ms, rate: 0.7 MB/s}\n  - {from: a, to: b, rate: 1.4 MB/s}\n"
+                        "  - {between: [b, c], window: 64 KiB, rate: unlimited}\n")
+    told = []
+    with Network(world, f"fidelity-{os.getpid()}", speedup=10) as network:
+        found = {(path.source, path.target): path for path in probe(network, lambda *args: told.append(args[:2]))}
+    assert set(found) == {(a, b) for a in "abc" for b in "abc" if a != b}
+    # 7 ms there and back; 7 and 14 MB/s with Ethernet's headers; and 65,535 bytes each round trip. Twice what a
+    # campaign is allowed, as other tests may have the machine.
+    for pair, path in found.items():
+        assert path.rtt == pytest.approx(7e-3, abs=0.6e-3)
+        if set(pair) == {"b", "c"}:
+            assert path.goodput * path.rtt == pytest.approx(65_535, rel=0.06)
+        else:
+            assert path.goodput == pytest.approx((14e6 if pair == ("a", "b") else 7e6) * 1448 / 1514, rel=0.02)
+    assert told[0] == (0, 6)
+    assert told[-1] == (6, 6)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
+def test_two_flows_share_an_access_max_min_fairly(tmp_path):
+    world = topology_of(
+        tmp_path, "  a: {site: s, access: {up: 10 MB/s}}\n  b: {site: s}\n  c: {site: s}\n"
+        "  d: {site: s, access: {down: 10 MB/s}}\n",
+        "  - {between: [s, s], delay: 5 ms}\n  - {from: a, to: d, rate: 2 MB/s}\n")
+    share = 10e6 * 1448 / 1514
+    with Network(world, f"share-{os.getpid()}") as network:
+        def measure(*pairs):
+            return list(goodputs(network, [world.path(*pair) for pair in pairs]).values())
+
+        assert measure(("a", "b"), ("a", "c")) == pytest.approx([share / 2] * 2, rel=0.05)
+        assert measure(("b", "d"), ("c", "d")) == pytest.approx([share / 2] * 2, rel=0.05)
+        # What the slow one leaves is the other's while both run.
+        slow, quick = measure(("a", "d"), ("a", "b"))
+        assert slow == pytest.approx(share / 5, rel=0.05)
+        assert quick == pytest.approx(share * 4 / 5, rel=0.05)

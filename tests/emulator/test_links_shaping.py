@@ -1,0 +1,123 @@
+"""HTB's classes and netem's as text; nothing here touches the kernel."""
+
+import pytest
+
+from emulator.links import netem, shaping
+from emulator.links.shaping import Leaf
+from emulator.topology import Path, load
+
+ADDRESS = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+
+
+def topology_of(tmp_path, hosts, paths):
+    file = tmp_path / "world.yaml"
+    file.write_text(f"name: world\nsites: [s]\nhosts:\n{hosts}paths:\n{paths}")
+    return load(file)
+
+
+def path(**fields):
+    return Path("a", "b", **({"rate": 0.7e6, "delay": 0.035} | fields))
+
+
+def test_a_queue_is_twice_the_bandwidth_delay_product():
+    # 30 MB/s times 70 ms is 2.1 MB.
+    assert shaping.queue_size(path(), 0.07, 30e6) == 4_200_000
+
+
+def test_a_queue_holds_at_least_four_of_the_largest_packets():
+    # 0.7 MB/s times 70 ms is 49 kB: less than a single GSO packet, which would never get through.
+    assert shaping.queue_size(path(), 0.07, 0.7e6) == 262_144
+
+
+def test_a_queue_that_the_topology_gives_is_taken():
+    assert shaping.queue_size(path(queue=30_000), 0.07, 30e6) == 30_000
+
+
+def test_a_path_is_a_class_with_its_rate_and_no_borrowing():
+    assert shaping.tree("eth0", None, [Leaf("ip dst 10.0.0.2/32", 0.7e6, 262144)]) == [
+        "qdisc add dev eth0 root handle 1: htb",
+        "class add dev eth0 parent 1: classid 1:1 "
+        "htb rate 700000bps ceil 700000bps burst 1514 cburst 1514 quantum 1514",
+        "qdisc add dev eth0 parent 1:1 handle 2: bfifo limit 262144",
+        "filter add dev eth0 parent 1: protocol ip prio 1 u32 match ip dst 10.0.0.2/32 flowid 1:1",
+    ]
+
+
+def test_half_a_millisecond_of_a_rate_may_go_at_once():
+    assert shaping.burst(30e6) == 15_000
+
+
+def test_paths_share_an_access_evenly_and_borrow_up_to_it():
+    lines = shaping.tree("eth0", 3e6, [Leaf("m1", None, 1), Leaf("m2", 1.2e6, 1), Leaf("m3", 0.5e6, 1)])
+    classes = [line.split("burst")[0].split("classid ")[1] for line in lines if line.startswith("class")]
+    # A third of 3 MB/s is assured to each, but no path is assured more than its own rate.
+    assert classes == [
+        "1:fff htb rate 3000000bps ceil 3000000bps ",
+        "1:1 htb rate 1000000bps ceil 3000000bps ",
+        "1:2 htb rate 1000000bps ceil 1200000bps ",
+        "1:3 htb rate 500000bps ceil 500000bps ",
+    ]
+
+
+def test_nothing_is_made_where_nothing_is_limited():
+    assert shaping.tree("eth0", None, [Leaf("m1", None, 1)]) == []
+
+
+def test_an_unlimited_path_beside_a_limited_one_has_no_class():
+    lines = shaping.tree("eth0", None, [Leaf("m1", None, 1), Leaf("m2", 1e6, 1)])
+    assert [line for line in lines if line.startswith("filter")] == [
+        "filter add dev eth0 parent 1: protocol ip prio 1 u32 match m2 flowid 1:1"]
+
+
+def test_access_up_is_by_destination_and_down_by_source(tmp_path):
+    world = topology_of(tmp_path, "  a: {site: s, access: {up: 2 MB/s, down: 1 MB/s}}\n  b: {site: s}\n",
+                        "  - {between: [s, s], delay: 10 ms}\n")
+    up = shaping.up(world, "a", "eth0", ADDRESS)
+    down = shaping.down(world, "a", "host0", ADDRESS)
+    assert [line for line in up if "match" in line] == [
+        "filter add dev eth0 parent 1: protocol ip prio 1 u32 match ip dst 10.0.0.2/32 flowid 1:1"]
+    assert [line for line in down if "match" in line] == [
+        "filter add dev host0 parent 1: protocol ip prio 1 u32 match ip src 10.0.0.2/32 flowid 1:1"]
+    assert any("1:fff htb rate 2000000bps" in line for line in up)
+    assert any("1:fff htb rate 1000000bps" in line for line in down)
+    assert shaping.up(world, "b", "eth0", ADDRESS) == shaping.down(world, "b", "host1", ADDRESS) == []
+
+
+@pytest.mark.parametrize(("window", "clamp"), [(65_536, 65_535), (65_000, 65_535), (131_072, 131_070),
+                                               (2**20, 1_048_560), (100_000, None), (32_768, None)])
+def test_a_window_is_what_the_field_and_its_scale_allow(window, clamp):
+    assert shaping.window_clamp(window) == clamp
+
+
+def test_packets_are_small_where_queues_are_short_or_packets_lost(tmp_path):
+    hosts = "  a: {site: s}\n  b: {site: s}\n"
+
+    def largest(more):
+        return shaping.largest_packet(topology_of(tmp_path, hosts, f"  - {{between: [s, s], delay: 1 ms{more}}}\n"))
+
+    assert largest("") is None
+    assert largest(", queue: 40 kB") == 10_000
+    assert largest(", queue: 3 kB") == 1500
+    assert largest(", loss: 1 %") == 1500
+
+
+def test_netem_has_room_for_all_that_is_on_the_way():
+    # 30 MB/s for 45 ms is 1.35 MB, in acknowledgements of 66 bytes 20,455.
+    assert netem.limit(path(rate=30e6)) == 20_455
+
+
+def test_netem_says_delay_jitter_and_loss():
+    assert netem.options(path(jitter=0.002, loss=0.001), 0.0348) == (
+        f"limit {netem.limit(path(jitter=0.002))} delay 34800.0us 2000.0us distribution normal loss 0.100000%")
+
+
+def test_netem_stands_behind_an_ifb_at_the_receiver():
+    assert netem.tree({"10.0.0.1": path(rate=0.66e6, delay=0.09)}, "eth0") == [
+        "qdisc add dev eth0 handle ffff: ingress",
+        "qdisc add dev ifb0 root handle 1: htb",
+        "class add dev ifb0 parent 1: classid 1:1 htb rate 12500000000bps quantum 200000",
+        "qdisc add dev ifb0 parent 1:1 handle 2: netem limit 1000 delay 90000.0us",
+        "filter add dev ifb0 parent 1: protocol ip prio 1 u32 match ip src 10.0.0.1/32 flowid 1:1",
+        "filter add dev eth0 parent ffff: protocol ip prio 1 u32 match ip src 10.0.0.1/32 "
+        "action mirred egress redirect dev ifb0",
+    ]
