@@ -35,9 +35,10 @@ def wire_bytes(payload: float) -> float:
 def burst(rate: float) -> float:
     """Bytes that an idle HTB class lets through at once.
 
-    That is its ``burst`` and a packet more: as long as it has any tokens it lets a whole packet go, and owes the rest.
+    That is its ``burst``, and the last packet of a message: while it owes nothing it lets a whole packet go. The last
+    one may be anything up to a full packet; half of one here.
     """
-    return max(BURST_FRAMES * FRAME, BURST_SECONDS * rate) + packet(rate) * FRAME
+    return max(BURST_FRAMES * FRAME, BURST_SECONDS * rate) + packet(rate) / 2 * FRAME
 
 
 class Message:
@@ -157,18 +158,20 @@ class Connections:
         return sum(channel.messages for (rank, _), channel in self._channels.items() if rank == source)
 
     def _connect(self, a: int, b: int) -> None:
-        there, back = self._limits(a, b), self._limits(b, a)
-        forth, against = Flow(there, back), Flow(back, there)
-        delays = self._delay(a, b), self._delay(b, a)
-        for ends, flow, delay in (((a, b), forth, delays[0]), ((b, a), against, delays[1])):
-            self._channels[ends] = Channel(self.network, flow, delay, sum(delays), self._cold)
+        round_trip = self._delay(a, b) + self._delay(b, a)
+        for source, target in ((a, b), (b, a)):
+            # Acknowledgements are no part of a window, so the window back is not in their way.
+            flow = Flow(self._limits(source, target) + self._window(source, target, round_trip),
+                        self._limits(target, source))
+            self._channels[source, target] = Channel(self.network, flow, self._delay(source, target), round_trip,
+                                                     self._cold)
 
     def _delay(self, a: int, b: int) -> float:
         source, target = self._hosts[a], self._hosts[b]
         return 0.0 if source == target else self._topology.path(source, target).delay
 
     def _limits(self, a: int, b: int) -> list[Link]:
-        """The links that limit the way from rank a to rank b."""
+        """The links that limit the way from rank a to rank b, for all connections."""
         source, target = self._hosts[a], self._hosts[b]
         if source == target:
             return []
@@ -177,13 +180,16 @@ class Connections:
                  ("down", target): self._topology.host(target).down}
         rates |= {("group", group.name): group.rate for group in self._topology.groups
                   if (source, target) in group.paths}
-        links = [self._link(name, rate) for name, rate in rates.items() if rate is not None]
-        round_trip = self._delay(a, b) + self._delay(b, a)
-        if path.window is not None and round_trip:
-            # Of the one connection, so not kept: W bytes in flight, then W a round trip.
-            window = wire_bytes(path.window)
-            links.append(Link(f"window {a} -> {b}", window / round_trip, window))
-        return links
+        return [self._link(name, rate) for name, rate in rates.items() if rate is not None]
+
+    def _window(self, a: int, b: int, round_trip: float) -> list[Link]:
+        """The link that the window of one connection makes: W bytes in flight, then W a round trip."""
+        if self._hosts[a] == self._hosts[b] or not round_trip:
+            return []
+        window = self._topology.path(self._hosts[a], self._hosts[b]).window
+        if window is None:
+            return []
+        return [Link(f"window {a} -> {b}", wire_bytes(window) / round_trip, wire_bytes(window))]
 
     def _link(self, name: tuple[str, ...], rate: float) -> Link:
         if name not in self._links:

@@ -40,7 +40,7 @@ WIRE_RATE = 4e9
 
 PACKET_SECONDS = 2e-3
 """TCP sizes a packet to a millisecond of its pacing rate (Linux: ``sk_pacing_shift``), which is twice the rate at which
-it sends while it looks for more, and for good behind a queue that drops nothing."""
+it sends for as long as no packet is lost (slow start's ``tcp_pacing_ss_ratio``)."""
 PACKET_SEGMENTS = 2, 45
 """Least (Linux: ``tcp_min_tso_segs``) and most (64 KiB) segments of a packet."""
 
