@@ -25,10 +25,6 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PATIENCE = 10.0      # seconds for killed processes to be gone
 
 
-class TakenError(LinkError):
-    """The name is a run's already, or something that is not ours stands where the run would be."""
-
-
 class Ledger:
     """The directory of one run."""
 
@@ -43,19 +39,19 @@ class Ledger:
     def open(self, namespaces: Sequence[str]) -> None:
         """Claim the run, and write down the namespaces that it will make.
 
-        Raises TakenError if the run is up already, or a namespace of such a name exists that is not in any ledger.
+        Raises LinkError if the run is up already, or a namespace of such a name exists that is not in any ledger.
         """
         ROOM.mkdir(parents=True, exist_ok=True)
         try:
             self.room.mkdir()
         except FileExistsError:
-            raise TakenError(f"run {self.run} is up already; take it down first (frogtorch down {self.run}), or "
-                             "choose another name") from None
+            raise LinkError(f"run {self.run} is up already; take it down first (frogtorch down {self.run}), or "
+                            "choose another name") from None
         foreign = [name for name in namespaces if (NAMED / name).exists()]
         if foreign:
             self.room.rmdir()
-            raise TakenError(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it "
-                             f"(ip netns del {foreign[0]}) or name the run otherwise")
+            raise LinkError(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it "
+                            f"(ip netns del {foreign[0]}) or name the run otherwise")
         self.gate.touch()
         # Renamed into place: a ledger is whole or absent, and absent means that nothing was made.
         draft = self.room / "ledger.draft"
@@ -69,7 +65,9 @@ class Ledger:
         """
         if not self.room.exists():
             return []
-        with self._closed():
+        with _alone(), self._closed():
+            if not self.room.exists():      # another has just cleared it
+                return []
             names = json.loads(self._file.read_text())["namespaces"] if self._file.exists() else []
             here = [name for name in names if (NAMED / name).exists()]
             removed = [f"process {pid} in {name}" for name in here for pid in _kill(name)]
@@ -85,7 +83,7 @@ class Ledger:
         # removal of the gate on nothing more can be made, even by a maker who lives.
         try:
             lock = os.open(self.gate, os.O_RDONLY)
-        except FileNotFoundError:      # killed before the gate was there, or somebody else is just clearing
+        except FileNotFoundError:      # its maker was killed before there was a gate, or who cleared it after that
             yield
             return
         try:
@@ -94,6 +92,17 @@ class Ledger:
             yield
         finally:
             os.close(lock)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One at a time may clear: a maker on its way down and a user's ``frogtorch down`` often come together."""
+    room = os.open(ROOM, os.O_RDONLY)
+    try:
+        fcntl.flock(room, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(room)
 
 
 def runs() -> list[str]:

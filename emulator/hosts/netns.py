@@ -23,7 +23,7 @@ DEVICE = "eth0"
 _SUBNET = "10.77.0"
 _MOST_HOSTS = 250      # of one /24
 _RTO_MIN = 0.2         # seconds: Linux's own (TCP_RTO_MIN), which the speed-up divides
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "iptables-restore": "iptables"}
+_TOOLS = ("ip", "tc")       # of iproute2
 
 runs = ledger.runs
 
@@ -46,6 +46,7 @@ class Network:
         self.run = run
         self.speedup = speedup
         self._wish = engine
+        self._maker = os.getpid()
         self._ledger = Ledger(run)
         self._index = {host.name: index for index, host in enumerate(topology.hosts)}
         self.addresses = {name: f"{_SUBNET}.{index + 1}" for name, index in self._index.items()}
@@ -60,7 +61,8 @@ class Network:
 
         Raises TopologyError for what this runtime cannot do and LinkError for what this machine lacks, both before
         anything is made; LinkError if the run is up already, or if the kernel refuses a part of it, after taking back
-        what was made. That is also done on Ctrl-C.
+        what was made. That is also done on Ctrl-C. The thread that calls it must live as long as the network does:
+        with it go the processes that it started.
         """
         refuse(self.topology, [host.name for host in self.topology.hosts])
         _require_tools()
@@ -78,7 +80,9 @@ class Network:
         self._stamp = self._describe(bias)
 
     def down(self) -> None:
-        """Take everything away again. Twice is fine."""
+        """Take everything away again. Twice is fine; in a process forked from the maker's it does nothing."""
+        if os.getpid() != self._maker:      # a rank that leaves the with-block by an exception is no reason
+            return
         if self._engine is not None:
             self._engine.down()
             self._engine = None
@@ -217,9 +221,12 @@ def refuse(topology: Topology, hosts: Iterable[str]) -> None:
 def _require_tools() -> None:
     if os.geteuid() != 0:
         raise LinkError("making network namespaces needs root; run the same command with sudo")
-    for tool, package in _PACKAGES.items():
+    for tool in _TOOLS:
         if shutil.which(tool) is None:
-            raise LinkError(f"the program {tool} is missing; install it (apt install {package})")
+            raise LinkError(f"the program {tool} is missing; install it (apt install iproute2)")
+    reason = shaping.why_not()
+    if reason is not None:
+        raise LinkError(f"this kernel cannot limit rates (modprobe sch_htb cls_u32): {reason}")
 
 
 def _require_congestion(name: str) -> None:

@@ -72,7 +72,8 @@ def choose(wish: str, topology: Topology) -> MakesEngine:
             return nfqueue.Nfqueue
         reasons.append(f"nfqueue: {reason}")
     raise LinkError("this machine cannot delay packets: " + "; ".join(reasons) + ". It needs a kernel with "
-                    "netem (modprobe sch_netem ifb) or netfilter queues (modprobe xt_NFQUEUE nfnetlink_queue)")
+                    "netem (modprobe sch_netem sch_ingress act_mirred ifb) or netfilter queues (modprobe xt_NFQUEUE "
+                    "nfnetlink_queue)")
 
 
 def _need_constant(topology: Topology) -> None:

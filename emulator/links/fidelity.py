@@ -33,6 +33,7 @@ _SO_SNDBUFFORCE, _SO_TIMESTAMPNS = 32, 35
 _TIMESPEC = struct.Struct("@ll")
 _SEND_BUFFER = 2 << 20
 _TCP_CA_OPEN = 0
+_LOSSY_BYTES = 500_000
 _UNLIMITED = 1e9             # bytes per second, to choose how much is sent where nothing limits
 _PATIENCE = 10.0             # seconds without a byte on any path
 
@@ -50,7 +51,8 @@ class Probed(Calibrated, Protocol):
 class PathFidelity:
     """One directed path, measured; seconds and bytes of payload per second, in the shaped network's own time.
 
-    An `expected_goodput` of None is a path that nothing limits.
+    An `expected_goodput` of None is a path that nothing limits, or that loses or reorders packets: how much TCP then
+    makes of it is TCP's affair.
     """
 
     source: str
@@ -103,7 +105,16 @@ def probe(network: Probed, progress: Progress | None = None) -> list[PathFidelit
 
 
 def expected_goodput(topology: Topology, path: Path) -> float | None:
-    """Bytes of payload per second of one TCP flow on an otherwise idle network; None if nothing limits it."""
+    """Bytes of payload per second of one TCP flow on an otherwise idle network; None if there is no telling."""
+    return None if _lossy(topology, path) else _ceiling(topology, path)
+
+
+def _lossy(topology: Topology, path: Path) -> bool:
+    back = topology.path(path.target, path.source)
+    return any((path.loss, path.jitter, back.loss, back.jitter))
+
+
+def _ceiling(topology: Topology, path: Path) -> float | None:
     rates = [rate for rate in (path.rate, topology.host(path.source).up, topology.host(path.target).down)
              if rate is not None]
     limits = [min(rates) * PAYLOAD_SHARE] if rates else []
@@ -134,8 +145,8 @@ def schedule(topology: Topology) -> list[list[Path]]:
 
 
 def _fast(topology: Topology, path: Path) -> bool:
-    expected = expected_goodput(topology, path)
-    return expected is None or expected > FAST
+    ceiling = _ceiling(topology, path)
+    return ceiling is None or ceiling > FAST
 
 
 class _Flow:
@@ -143,10 +154,13 @@ class _Flow:
 
     def __init__(self, path: Path, network: Calibrated) -> None:
         self.path = path
-        expected = expected_goodput(network.shaped, path) or _UNLIMITED
+        expected = _ceiling(network.shaped, path) or _UNLIMITED
+        self.lossy = _lossy(network.shaped, path)
         # Left out: the start, until TCP has filled the path and its queue has settled.
         self.skip = max(500_000, int(expected * max(SETTLING, 8 * round_trip(network.shaped, path))))
         self.stop = self.skip + max(LEAST_BYTES, int(LEAST_TIME * expected))
+        if self.lossy:           # for information only, and it may take long
+            self.skip, self.stop = 0, _LOSSY_BYTES
         self.received = 0
         self.first: tuple[float, int] | None = None
         self.goodput: float | None = None
@@ -170,7 +184,7 @@ class _Flow:
         """Take what came, up to ``len(into)``, and note when its last byte reached the receiver's device."""
         count, ancillary, _, _ = self.receiver.recvmsg_into([into], socket.CMSG_SPACE(_TIMESPEC.size))
         self.received += count
-        if self.received < (self.skip if self.first is None else self.stop) or self._repairing():
+        if self.received < (self.skip if self.first is None else self.stop) or (not self.lossy and self._repairing()):
             return
         seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
         now = seconds + nanoseconds * 1e-9

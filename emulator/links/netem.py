@@ -29,7 +29,8 @@ def why_not() -> str | None:
     try:
         with scratch():
             run(["ip", "link", "add", _IFB, "type", "ifb"])
-            run(["tc", "qdisc", "add", "dev", _IFB, "root", "netem", "delay", "1ms"])
+            trial = Path("a", "b", rate=None, delay=2e-3, jitter=1e-3, loss=0.01)
+            run(["tc", "-batch", "-"], "\n".join(tree({"10.0.0.1": trial}, "lo")) + "\n")
     except (LinkError, OSError) as error:
         return str(error)
     return None

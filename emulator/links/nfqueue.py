@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ Pair = tuple[str, str]
 
 def why_not() -> str | None:
     """Try it, in a namespace of its own: None if this machine can, else the reason."""
+    if shutil.which("iptables-restore") is None:
+        return "the program iptables-restore is missing (apt install iptables)"
     try:
         with scratch():
             daemon = _Daemon("a trial", None)
@@ -148,7 +151,7 @@ class _Daemon:
                          f"{': ' + said[0] if said else ''}; what is sent there is lost")
 
     def end(self) -> None:
-        self._process.terminate()
+        self._process.kill()      # it has nothing to put in order
         self._process.wait(_PATIENCE)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

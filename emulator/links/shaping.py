@@ -1,4 +1,4 @@
-"""Rates and queues: HTB classes, one a path, as text for ``tc -batch``. Pure; nothing here touches the kernel.
+"""Rates and queues: HTB classes, one a path, as text for ``tc -batch``. Pure, but for :func:`why_not`.
 
 At the sender a path is a class chosen by destination. A host's access is the class above them: up on the sender's
 device, down on the hub's device towards the host, where the classes are chosen by source. HTB counts Ethernet frames
@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from emulator.links.namespace import LinkError, run, scratch
 from emulator.topology import Path, Topology, round_trip
 
 FRAME = 1514
@@ -129,6 +130,17 @@ def largest_packet(topology: Topology) -> int | None:
         return FRAME - 14
     shortest = min((path.queue for path in topology.paths if path.queue is not None), default=LEAST_QUEUE)
     return None if shortest >= LEAST_QUEUE else max(FRAME - 14, shortest // 4)
+
+
+def why_not() -> str | None:
+    """Try it, in a namespace of its own: None if this machine can limit rates, else the reason."""
+    lines = tree("lo", 1e6, [Leaf("ip dst 10.0.0.1/32", 1e6, LEAST_QUEUE)])
+    try:
+        with scratch():
+            run(["tc", "-batch", "-"], "\n".join(lines) + "\n")
+    except (LinkError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _smallest(*rates: float | None) -> float | None:

@@ -96,10 +96,10 @@ def test_links_are_what_the_topology_says(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 def test_two_flows_share_an_access_max_min_fairly(tmp_path):
     world = topology_of(
-        tmp_path, "  a: {site: s, access: {up: 10 MB/s}}\n  b: {site: s}\n  c: {site: s}\n"
-        "  d: {site: s, access: {down: 10 MB/s}}\n",
-        "  - {between: [s, s], delay: 5 ms}\n  - {from: a, to: d, rate: 2 MB/s}\n")
-    share = 10e6 * 1448 / 1514
+        tmp_path, "  a: {site: s, access: {up: 20 MB/s}}\n  b: {site: s}\n  c: {site: s}\n"
+        "  d: {site: s, access: {down: 20 MB/s}}\n",
+        "  - {between: [s, s], delay: 5 ms}\n  - {from: a, to: d, rate: 4 MB/s}\n")
+    share = 20e6 * 1448 / 1514
     with Network(world, f"share-{os.getpid()}") as network:
         def measure(*pairs):
             return list(goodputs(network, [world.path(*pair) for pair in pairs]).values())

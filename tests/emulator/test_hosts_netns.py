@@ -144,6 +144,20 @@ def test_a_process_that_enters_sees_only_its_host(world):
 
 
 @rooted
+def test_a_rank_that_fails_does_not_take_the_network_down(world):
+    with Network(world, RUN) as network:
+        child = os.fork()
+        if child == 0:
+            try:
+                network.__exit__(ValueError, ValueError(), None)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert len(ours()) == 4
+        network.check()
+
+
+@rooted
 def test_a_run_is_up_once(world):
     with Network(world, RUN) as network:
         with pytest.raises(LinkError, match=f"run {RUN} is up already"):
