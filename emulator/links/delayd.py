@@ -3,7 +3,7 @@
 It runs as a script of its own, with the standard library alone: what is in the packets' way should start at once and
 hold nothing of its parent's. Only packets' ids come up to it (NFQNL_COPY_META in linux/netfilter/nfnetlink_queue.h),
 never their bytes; the kernel keeps those, joined as they came (NFQA_CFG_F_GSO). A packet is let go `hold` seconds after
-it came, and with it all that came before it on its queue (NFQNL_MSG_VERDICT_BATCH): order is kept.
+the kernel received it, and with it all that came before it on its queue (NFQNL_MSG_VERDICT_BATCH): order is kept.
 
 Each line on standard input is a JSON object, queue number: seconds to hold. Queues not yet bound are bound. Each line
 is answered on standard output by one with what was done, ``{"queues": 5, "scheduling": "fifo"}``. It ends on SIGTERM,
@@ -29,16 +29,17 @@ PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
 SOL_NETLINK, NETLINK_NO_ENOBUFS = 270, 5
 NETLINK_NETFILTER = 12
-SO_RCVBUFFORCE = 33
+SO_TIMESTAMP, SO_RCVBUFFORCE = 29, 33
 NLM_F_REQUEST, NLM_F_ACK = 1, 4
 NLMSG_ERROR = 2
 NFNL_SUBSYS_QUEUE = 3 << 8
 PACKET, CONFIG, VERDICT_BATCH = NFNL_SUBSYS_QUEUE, NFNL_SUBSYS_QUEUE | 2, NFNL_SUBSYS_QUEUE | 3
-NFQA_VERDICT_HDR = 2
+NFQA_VERDICT_HDR, NFQA_TIMESTAMP = 2, 4
 NFQA_CFG_CMD, NFQA_CFG_PARAMS, NFQA_CFG_QUEUE_MAXLEN, NFQA_CFG_MASK, NFQA_CFG_FLAGS = 1, 2, 3, 4, 5
 NFQNL_CFG_CMD_BIND, NFQNL_COPY_META, NFQA_CFG_F_GSO = 1, 1, 4
 NF_ACCEPT = 1
 BACKLOG = 1_000_000        # packets a queue may hold; a long fast path keeps some 10,000
+OLDEST = 0.25              # seconds that a packet can have waited for us
 BUFFER = 64 << 20          # bytes of ids that may wait for us
 
 
@@ -59,6 +60,10 @@ class Queues:
         self.socket.bind((0, 0))
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
         self.socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
+        # While a socket anywhere asks for times of arrival, the kernel stamps what devices receive, and the stamps come
+        # up with the ids. Else a packet would be late by as long as we take to wake up: more when idle than when busy.
+        self.stamping = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.stamping.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
         self.hold: dict[int, float] = {}
         self.waiting: dict[int, deque[tuple[float, int]]] = {}
 
@@ -76,7 +81,7 @@ class Queues:
                 answer = self.socket.recv(65536)
                 if struct.unpack_from("=H", answer, 4)[0] == NLMSG_ERROR:
                     break
-                self.take(answer, time.monotonic())
+                self.take(answer)
             code = struct.unpack_from("=i", answer, 16)[0]
             if code:
                 raise OSError(-code, f"netfilter queue {queue}: {os.strerror(-code)}")
@@ -104,7 +109,7 @@ class Queues:
                 soonest = waiting[0][0]
         return soonest
 
-    def take(self, data: bytes, now: float) -> None:
+    def take(self, data: bytes) -> None:
         """Note the packets that `data` announces. Raises OSError if it carries an error of the kernel's."""
         at = 0
         while at < len(data):
@@ -112,7 +117,8 @@ class Queues:
             if kind == PACKET:       # netlink header 16, nfgenmsg 4 (queue in its last two), NFQA_PACKET_HDR first
                 queue, = struct.unpack_from("!H", data, at + 18)
                 packet, = struct.unpack_from("!I", data, at + 24)
-                self.waiting[queue].append((now + self.hold[queue], packet))
+                due = time.monotonic() - _age(data, at + 20, at + length) + self.hold[queue]
+                self.waiting[queue].append((due, packet))
             elif kind == NLMSG_ERROR:
                 code, = struct.unpack_from("=i", data, at + 16)
                 if code:
@@ -123,9 +129,21 @@ class Queues:
         """Note all packets that have come."""
         try:
             for _ in range(256):     # then look what is due: a flood of arrivals must not hold up departures
-                self.take(self.socket.recv(65536, socket.MSG_DONTWAIT), time.monotonic())
+                self.take(self.socket.recv(65536, socket.MSG_DONTWAIT))
         except BlockingIOError:
             return
+
+
+def _age(data: bytes, at: int, end: int) -> float:
+    """Seconds since the kernel received the packet whose attributes are ``data[at:end]``; 0 if that is not known."""
+    while at < end:
+        length, kind = struct.unpack_from("=HH", data, at)
+        if kind == NFQA_TIMESTAMP:
+            seconds, microseconds = struct.unpack_from("!QQ", data, at + 4)
+            age = time.time() - seconds - microseconds * 1e-6
+            return age if 0 <= age < OLDEST else 0.0      # the clock of the day may have been set meanwhile
+        at += (length + 3) & ~3
+    return 0.0
 
 
 def _schedule() -> str:
