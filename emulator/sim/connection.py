@@ -26,6 +26,8 @@ KERNEL_BUFFER = 128 * 1024
 INITIAL_WINDOW = 10 * SEGMENT
 """Payload bytes that a new connection may have in flight: 10 segments (RFC 6928)."""
 
+_ROUNDING = 1e-12  # seconds
+
 
 def wire_bytes(payload: float) -> float:
     """Bytes on an Ethernet device of a message: its payload, and headers for each segment."""
@@ -61,11 +63,13 @@ class Channel:
     """One direction of a connection: a queue of messages, `delay` seconds from end to end.
 
     Urgent messages go ahead of those that are not, and of the rest of one that is leaving, but for what the kernel
-    has of it. `round_trip` seconds long rounds of slow start come first if the connection is `cold`: ten segments,
-    then twice as many each round, until a round's bytes take longer than the round.
+    has of it. At most `window` bytes of payload may be in flight: what leaves together is acknowledged together, a
+    `round_trip` after it began to leave. A `cold` connection has slow start (RFC 5681) too: a window of ten segments,
+    which grows by what is acknowledged. Nothing is ever lost, so that it ends only by no longer being the limit.
     """
 
-    def __init__(self, network: Network, flow: Flow, delay: float, round_trip: float, cold: bool = False) -> None:
+    def __init__(self, network: Network, flow: Flow, delay: float, round_trip: float, window: int | None = None,
+                 cold: bool = False) -> None:
         self.env = network.env
         self.delay = delay
         self.round_trip = round_trip
@@ -79,7 +83,10 @@ class Channel:
         self._moved = 0.0
         """Wire bytes of the message that is leaving which the flow has been given."""
         self._wake: Event | None = None
-        self._window = wire_bytes(INITIAL_WINDOW) if cold else math.inf
+        self._window = math.inf if window is None else wire_bytes(window)
+        self._congestion = wire_bytes(INITIAL_WINDOW) if cold else math.inf
+        self._flying: deque[tuple[float, float]] = deque()
+        """When what is not acknowledged began to leave, and its wire bytes."""
         self.env.process(self._run())
 
     def send(self, nbytes: int, urgent: bool = False) -> Message:
@@ -95,35 +102,40 @@ class Channel:
         return message
 
     def _run(self) -> Generator[Event, Any, None]:
-        budget, began = self._window, self.env.now
         while True:
             if not (self._urgent or self._bulk):
                 self._wake = self.env.event()
                 yield self._wake
-            if budget <= 0:
-                # The window is used up. If its first acknowledgement is back already, it never was the limit.
-                if self.env.now >= began + self.round_trip:
-                    self._window = math.inf
-                else:
-                    yield self.env.timeout(began + self.round_trip - self.env.now)
-                    self._window *= 2
-                budget, began = self._window, self.env.now
-            queue = self._urgent or self._bulk
+            allowed = yield from self._allowed()
+            queue = self._urgent or self._bulk  # after waiting: an urgent message may have come
             message = queue[0]
             if not message.begun:
                 message.begun = True
                 self._announce(message.first)
             if queue is self._bulk:
                 self._leaving = message
-            self._moved = min(message.unsent, budget)
+            self._moved = min(message.unsent, allowed)
+            began = self.env.now
             yield self._network.move(self._flow, self._moved)
             self._leaving = None
-            budget -= self._moved
+            if allowed < math.inf:
+                self._flying.append((began, self._moved))
             message.unsent -= self._moved
             if message.unsent <= 0:
                 queue.popleft()
                 message.left.succeed()
                 self._announce(message.arrived)
+
+    def _allowed(self) -> Generator[Event, Any, float]:
+        """Wait until the windows let a whole segment leave, or a message's end; returns how many wire bytes."""
+        least = min(FRAME, (self._urgent or self._bulk)[0].unsent)
+        while True:
+            while self._flying and self._flying[0][0] + self.round_trip <= self.env.now + _ROUNDING:
+                self._congestion += self._flying.popleft()[1]
+            allowed = min(self._congestion, self._window) - sum(nbytes for _, nbytes in self._flying)
+            if allowed >= least or not self._flying:
+                return allowed
+            yield self.env.timeout(self._flying[0][0] + self.round_trip - self.env.now)
 
     def _announce(self, event: Event) -> None:
         """Let `event` happen when what leaves now arrives."""
@@ -160,18 +172,16 @@ class Connections:
     def _connect(self, a: int, b: int) -> None:
         round_trip = self._delay(a, b) + self._delay(b, a)
         for source, target in ((a, b), (b, a)):
-            # Acknowledgements are no part of a window, so the window back is not in their way.
-            flow = Flow(self._limits(source, target) + self._window(source, target, round_trip),
-                        self._limits(target, source))
+            flow = Flow(self._limits(source, target), self._limits(target, source))
             self._channels[source, target] = Channel(self.network, flow, self._delay(source, target), round_trip,
-                                                     self._cold)
+                                                     self._window(source, target), self._cold)
 
     def _delay(self, a: int, b: int) -> float:
         source, target = self._hosts[a], self._hosts[b]
         return 0.0 if source == target else self._topology.path(source, target).delay
 
     def _limits(self, a: int, b: int) -> list[Link]:
-        """The links that limit the way from rank a to rank b, for all connections."""
+        """The links that limit the way from rank a to rank b."""
         source, target = self._hosts[a], self._hosts[b]
         if source == target:
             return []
@@ -182,14 +192,9 @@ class Connections:
                   if (source, target) in group.paths}
         return [self._link(name, rate) for name, rate in rates.items() if rate is not None]
 
-    def _window(self, a: int, b: int, round_trip: float) -> list[Link]:
-        """The link that the window of one connection makes: W bytes in flight, then W a round trip."""
-        if self._hosts[a] == self._hosts[b] or not round_trip:
-            return []
-        window = self._topology.path(self._hosts[a], self._hosts[b]).window
-        if window is None:
-            return []
-        return [Link(f"window {a} -> {b}", wire_bytes(window) / round_trip, wire_bytes(window))]
+    def _window(self, a: int, b: int) -> int | None:
+        source, target = self._hosts[a], self._hosts[b]
+        return None if source == target else self._topology.path(source, target).window
 
     def _link(self, name: tuple[str, ...], rate: float) -> Link:
         if name not in self._links:

@@ -7,8 +7,7 @@ everything that happens in that instant, and only for the flows that share links
 All bytes here are bytes on the wire: payload with TCP, IP and Ethernet headers.
 
 **Links are token buckets**, as kernel HTB classes are (tc-htb(8): ``rate`` and ``burst``): one that was idle lets
-`burst` bytes through at the speed of the wire before it holds flows to its rate. This is also the form of a TCP
-window: a connection may have W bytes in flight, so W bytes at once, and W per round trip from then on.
+`burst` bytes through at the speed of the wire before it holds flows to its rate.
 
 **Packets** are what a sender's segmentation offload makes: several segments that stay together up to the receiver.
 TCP makes them 2 ms of its rate long, two segments at least and 64 KiB at most (:func:`packet`).

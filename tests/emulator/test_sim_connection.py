@@ -120,11 +120,45 @@ def test_a_path_has_a_rate_a_burst_and_a_delay(env, times):
     assert arrive(env, times, world, [(0, 1, 1000 * SEGMENT)]) == pytest.approx([0.035 + 9.97], rel=1e-6)
 
 
-def test_a_window_bounds_each_connection_by_itself(env, times):
-    # 40 segments through a window of 10: the window at once, then 3 more at one a round trip of 70 ms.
-    world = two(window=10 * SEGMENT)
-    sends = [(0, 1, 40 * SEGMENT), (0, 2, 40 * SEGMENT)]
-    assert arrive(env, times, world, sends, ("a", "b", "b")) == pytest.approx([0.035 + 0.21] * 2, rel=1e-3)
+@pytest.mark.parametrize(("segments", "rounds"), [(10, 0), (11, 1), (20, 1), (40, 3), (41, 4)])
+def test_a_window_leaves_once_a_round_trip_on_each_connection(env, times, segments, rounds):
+    """A shaped window showed these steps: 2 windows and 64 B take two round trips of 94 ms, 8 and 256 B take eight."""
+    sends = [(0, 1, segments * SEGMENT), (0, 2, segments * SEGMENT)]
+    arrived = arrive(env, times, two(window=10 * SEGMENT), sends, ("a", "b", "b"))
+    assert arrived == pytest.approx([0.035 + rounds * 0.07] * 2)
+
+
+def test_a_window_that_the_link_takes_longer_for_than_a_round_trip_is_no_limit(env, times):
+    seen = times(channel(env, delay=4, window=10 * SEGMENT).send(1000 * SEGMENT))
+    env.run()
+    assert seen["left"] == pytest.approx(1000)
+
+
+def test_a_window_that_the_link_is_too_fast_for(env, times):
+    # 10 segments in 10 s, every 16 s.
+    seen = times(channel(env, delay=8, window=10 * SEGMENT).send(100 * SEGMENT))
+    env.run()
+    assert seen["left"] == pytest.approx(9 * 16 + 10)
+
+
+def test_a_segment_waits_until_it_fits_whole(env, times):
+    """What a small message leaves of the window is too little for a tenth segment, though it is acknowledged first."""
+    way = channel(env, rate=1e15, delay=0.5, window=10 * SEGMENT)
+    way.send(100)
+    env.run(until=0.25)
+    seen = times(way.send(20 * SEGMENT))
+    env.run()
+    # 15140 - 166 B leave at 0.25 s, nothing at 1 s, 15140 B at 1.25 s, and the last 166 B at 2.25 s.
+    assert seen["left"] == pytest.approx(2.25)
+
+
+def test_after_a_pause_the_window_is_free_again(env, times):
+    way = channel(env, delay=8, window=10 * SEGMENT)
+    way.send(9 * SEGMENT)
+    env.run(until=30)
+    seen = times(way.send(10 * SEGMENT))
+    env.run()
+    assert seen["left"] == pytest.approx(40)
 
 
 def test_access_is_shared_by_all_paths_of_a_host(env, times):

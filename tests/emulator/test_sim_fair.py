@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.sim.fair import share
@@ -41,6 +41,7 @@ def worlds(draw):
 
 
 @given(worlds())
+@settings(deadline=None)
 def test_no_link_above_capacity_and_every_flow_has_a_bottleneck(world):
     """A flow's bottleneck is a full link on which nobody has more: the definition of max–min fair."""
     flows, capacity = world
@@ -54,6 +55,7 @@ def test_no_link_above_capacity_and_every_flow_has_a_bottleneck(world):
 
 
 @given(worlds(), st.randoms(use_true_random=False))
+@settings(deadline=None)
 def test_the_order_of_flows_and_links_does_not_matter(world, random):
     flows, capacity = world
     shuffled = [(flow, random.sample(links, len(links))) for flow, links in flows.items()]
