@@ -14,9 +14,9 @@ from emulator.topology import Topology
 
 _ECHOES = 135
 """Round trips a pass, of all pairs together; nine of each pair at the least."""
-_SETTLED = 50e-6
+_SETTLED = 75e-6
 """Seconds: a correction below it is noise, and the last."""
-_PASSES = 5
+_PASSES = 4
 """At most; on a machine with much else to do no correction is small, and the fidelity probe will tell."""
 
 
