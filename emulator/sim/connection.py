@@ -143,7 +143,11 @@ class Channel:
 
 
 class Connections:
-    """The connections of ranks on hosts: rank i runs on ``hosts[i]``; ranks on one host do without a network."""
+    """The connections of ranks on hosts: rank i runs on ``hosts[i]``; ranks on one host do without a network.
+
+    A path's delay is taken as constant, jitter left out, and queues never overflow. Raises ValueError for a path that
+    loses packets.
+    """
 
     def __init__(self, env: Environment, topology: Topology, hosts: Sequence[str], cold: bool = False) -> None:
         for source, target in {(a, b): None for a in hosts for b in hosts if a != b}:

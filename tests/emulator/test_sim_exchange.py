@@ -7,6 +7,8 @@ import pytest
 from emulator.sim import Bucket, Costs, Workload, all_reduce, closed_form, step
 from emulator.sim.network import WIRE_RATE
 from emulator.topology import Host, Path, Topology, load
+from frogtorch.collectives import ALL_REDUCE
+from frogtorch.effects import Read
 
 TOPOLOGIES = pathlib.Path(__file__).parents[2] / "topologies"
 FREE = Costs()
@@ -224,6 +226,16 @@ def test_what_cannot_be_simulated_is_refused(arguments, message):
 def test_an_arm_without_a_closed_form_says_so():
     with pytest.raises(ValueError, match="no closed form for the arm 'direct'"):
         closed_form(*uniform(2), "direct", 4)
+
+
+def test_a_collective_that_can_never_end_is_an_error(monkeypatch):
+    def stuck(group, tensor, op):
+        if group.rank:
+            yield Read(("never",), 0, tensor)
+
+    monkeypatch.setitem(ALL_REDUCE, "stuck", stuck)
+    with pytest.raises(RuntimeError, match=r"stuck: ranks \[1, 2\] of 3 wait for ever"):
+        run(uniform(3), "stuck", 1000)
 
 
 @pytest.mark.parametrize("arm", ["gloo", "shard"])
