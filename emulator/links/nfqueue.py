@@ -95,7 +95,7 @@ class Nfqueue:
             daemon.check()
             with self._namespaces[target].inside():
                 # Columns: queue, port id, waiting, copy mode, range, dropped (full), dropped (our socket full), id, 1
-                for row in File("/proc/self/net/netfilter/nfnetlink_queue").read_text().splitlines():
+                for row in File("/proc/thread-self/net/netfilter/nfnetlink_queue").read_text().splitlines():
                     lost = sum(map(int, row.split()[5:7]))
                     if lost:
                         raise LinkError(f"host {target}: the delay process fell behind, and {lost} packets were lost")
