@@ -118,5 +118,7 @@ class Loop:
         for memory in list(self.memories):
             nearest = min(nearest, memory.expire(now))
             memory.flush()
-        self._sleeps_until = nearest
-        return None if nearest == FOREVER else max(0.0, nearest - now)
+        # A deadline that fell away stays set: nearly always one as far off takes its place, and then no bell is rung.
+        if not now < self._sleeps_until < nearest:
+            self._sleeps_until = nearest
+        return None if self._sleeps_until == FOREVER else max(0.0, self._sleeps_until - now)

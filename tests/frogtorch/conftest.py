@@ -18,7 +18,7 @@ GUARD = 60.0
 """Seconds after which a world counts as hung."""
 
 
-class RankFailed(Exception):
+class RankFailed(Exception):  # noqa: N818 - a result, never raised
     """A rank raised: the text is its traceback."""
 
 
