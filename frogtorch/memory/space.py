@@ -63,10 +63,11 @@ class Memory:
         self.dirty: set[Connection] = set()  # connections with something to flush
         self.closed: MemoryFault | None = None
         self._cells: dict[Key, Cell] = {}
-        self._asked: dict[Key, list[Connection]] = {}  # requests that stand, by the cell they wait for
+        # Requests that stand, and cells that came unasked and wait, by round: a round that ends takes its own along.
+        self._asked: dict[int, dict[bytes, list[Connection]]] = {}
         self._standing = dict.fromkeys(self.connections, 0)
         self._reads: dict[int, dict[Key, Reading]] = {peer: {} for peer in self.connections}
-        self._inbox: dict[int, dict[Key, tuple[bytes, bytes]]] = {peer: {} for peer in self.connections}
+        self._inbox: dict[int, dict[int, dict[bytes, tuple[bytes, bytes]]]] = {peer: {} for peer in self.connections}
         self._inbox_bytes = dict.fromkeys(self.connections, 0)
         self._gone: dict[int, MemoryFault] = {}  # peers that are lost or have left
         self._gave_up: dict[tuple[int, int], str] = {}  # (peer, round): why
@@ -112,8 +113,8 @@ class Memory:
         """What is wrong with what came for this round before it began here, if anything is."""
         what = self.operations[number].what
         for peer, box in self._inbox.items():
-            for (other, _), (theirs, _) in box.items():
-                if other == number and theirs != what:
+            for theirs, _ in box.get(number, {}).values():
+                if theirs != what:
                     return self._differs(number, what, peer, theirs)
         return None
 
@@ -124,8 +125,8 @@ class Memory:
         self._tallies.pop(number, None)
         for peer in self.connections:
             self._gave_up.pop((peer, number), None)
-            for key in [key for key in self._inbox[peer] if key[0] == number]:
-                self._inbox_bytes[peer] -= len(self._inbox[peer].pop(key)[1])
+            for _, data in self._inbox[peer].pop(number, {}).values():
+                self._inbox_bytes[peer] -= len(data)
         if error is not None:
             text = str(error).encode()[:TEXT_MAX]
             for peer, connection in self.connections.items():
@@ -134,10 +135,10 @@ class Memory:
                     connection.send(encode(Kind.GIVE_UP, number, total=len(text), length=len(text)) + text, number)
             for key in [key for key in self._cells if key[0] == number]:
                 self._retire(self._cells[key])
-        for key in [key for key in self._asked if key[0] == number]:
-            for connection in self._asked.pop(key):
+        for name, connections in self._asked.pop(number, {}).items():
+            for connection in connections:
                 self._standing[connection.rank] -= 1
-                self._unserved(connection, number, key[1])
+                self._unserved(connection, number, name)
         self._quiet.notify_all()
 
     def expire(self, now: float) -> float:
@@ -174,7 +175,7 @@ class Memory:
         if cell.nbytes <= SMALL_BYTES:
             for connection in audience:
                 self._serve(cell, connection)
-        for connection in self._asked.pop(key, ()):
+        for connection in self._asked.get(number, {}).pop(key[1], ()):
             self._standing[connection.rank] -= 1
             self._serve(cell, connection)
         if not cell.waiting:
@@ -223,7 +224,7 @@ class Memory:
         Raises PeerLost or PeerGaveUp if its owner is known to be gone, Mismatch if the cell that came is another.
         """
         owner, key = reading.owner, (reading.round, reading.name)
-        came = self._inbox[owner].pop(key, None)
+        came = self._inbox[owner].get(reading.round, {}).pop(reading.name, None)
         if came is not None:
             what, data = came
             self._inbox_bytes[owner] -= len(data)
@@ -319,7 +320,7 @@ class Memory:
             raise ProtocolError(f"more than {INBOX_BYTES >> 20} MiB came from {connection} unasked and unread: it is "
                                 f"at round {frame.round}, rank {self.rank} at {self.next_round}")
         self.tally(frame.round).socket_received += head + len(payload)
-        self._inbox[peer][frame.round, frame.name] = frame.what, bytes(payload)
+        self._inbox[peer].setdefault(frame.round, {})[frame.name] = frame.what, bytes(payload)
 
     def _ask(self, connection: Connection, frame: Frame, head: int) -> None:
         key = frame.round, frame.name
@@ -338,7 +339,7 @@ class Memory:
         self._standing[connection.rank] += 1
         if self._standing[connection.rank] > STANDING_MAX:
             raise ProtocolError(f"{connection} has more than {STANDING_MAX} requests standing")
-        self._asked.setdefault(key, []).append(connection)
+        self._asked.setdefault(frame.round, {}).setdefault(frame.name, []).append(connection)
 
     def _unserved(self, connection: Connection, number: int, name: bytes) -> None:
         """Somebody waits for a cell of a round that is over here: it would wait for nothing."""
@@ -376,8 +377,10 @@ class Memory:
         peer = connection.rank
         connection.close()
         self._gone[peer] = error
-        for key in [key for key, waiting in self._asked.items() if connection in waiting]:
-            self._asked[key].remove(connection)
+        for asked in self._asked.values():
+            for waiting in asked.values():
+                if connection in waiting:
+                    waiting.remove(connection)
         self._reads_no_more(peer)
         for reading in list(self._reads[peer].values()):
             self._finish(reading, error)

@@ -213,3 +213,27 @@ def test_two_groups_side_by_side(ranks):
         return x.tolist(), y.unique().tolist()
 
     assert ranks(3, run) == [([3.0] * 3, [2.0]), ([3.0] * 3, [1.0]), ([3.0] * 3, [2.0])]
+
+
+def test_thousands_of_chunks_side_by_side(ranks):
+    def run(rank, size):
+        x = torch.full((100_000,), rank + 1.0)
+        dist.all_reduce(x)  # 200 KB a slice, in chunks of 64 bytes: 3125 lanes
+        return x.unique().tolist()
+
+    assert ranks(2, run, options=frogtorch.Options(all_reduce="pipelined", chunk_bytes=64)) == [[3.0]] * 2
+
+
+def test_one_that_runs_ahead(ranks):
+    # Rank 0 begins 300 rounds before rank 1 begins any: what it publishes waits in rank 1's inbox, or at rank 0.
+    import time
+
+    def run(rank, size):
+        if rank:
+            time.sleep(0.5)
+        tensors = [torch.full((2000 + 30 * i,), float(i)) for i in range(300)]
+        for work in [dist.all_reduce(x, async_op=True) for x in tensors]:
+            work.wait()
+        return all(bool((x == 2.0 * i).all()) for i, x in enumerate(tensors))
+
+    assert ranks(2, run) == [True, True]

@@ -16,14 +16,13 @@ import pytest
     ("frogtorch.process_group", ["simpy", "docker", "matplotlib", "emulator", "scenarios"]),
 ])
 def test_importing(module, absent):
-    # A fresh interpreter; -S would leave out the packages, so look at what came in instead.
     code = f"import sys, {module}; print([name for name in {absent!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.stdout.strip(), run.stderr) == ("[]", "")
 
 
 def test_registering_twice_is_once():
-    code = ("import torch, frogtorch; frogtorch.register(); frogtorch.register(); import torch.distributed as dist;"
-            "print(dist.Backend.backend_list.count('frogtorch'), 'frogtorch.process_group' in __import__('sys').modules)")
+    code = ("import sys, torch.distributed as dist, frogtorch; frogtorch.register(); frogtorch.register();"
+            "print(dist.Backend.backend_list.count('frogtorch'), 'frogtorch.process_group' in sys.modules)")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.stdout.strip(), run.stderr) == ("1 False", "")

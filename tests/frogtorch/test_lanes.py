@@ -90,8 +90,7 @@ def test_a_failure_closes_the_lanes_beside_it_and_is_thrown_into_their_parent():
 @pytest.mark.parametrize("effects", [["bad"], [Together(["a", "bad", "b"])]])
 def test_an_effect_that_fails_at_once(effects):
     def collective():
-        for effect in effects:
-            yield effect
+        yield from effects
 
     driver = Driver(collective())
     driver.lanes.run()
