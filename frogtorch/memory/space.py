@@ -350,12 +350,11 @@ class Memory:
 
     def _peer_gave_up(self, connection: Connection, number: int, why: str) -> None:
         peer = connection.rank
+        connection.withdraw(number)
+        self._reads_no_more(peer, number)
         if self._over(number):
-            self._reads_no_more(peer, number)
             return
         self._gave_up[peer, number] = f"{connection} gave up round {number}: {why}"
-        self._reads_no_more(peer, number)
-        connection.withdraw(number)
         for reading in [r for r in self._reads[peer].values() if r.round == number]:
             self._finish(reading, self._unreadable(peer, number))
 
