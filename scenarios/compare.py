@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from scenarios import fit
 from scenarios.records import Measurement, Point, Prediction, load, sha256
-from scenarios.scenario import Scenario
 
 BLIND, CLOSED_FORM = "blind", "closed form"
 BASES = BLIND, CLOSED_FORM
@@ -66,8 +65,8 @@ class Errors:
     maximum: float
 
 
-def compare(directory: Path, scenario: Scenario) -> list[Row]:
-    """Join the predictions.jsonl and measurements.jsonl of a run directory of `scenario`.
+def compare(directory: Path) -> list[Row]:
+    """Join the predictions.jsonl and measurements.jsonl of a run directory.
 
     Raises RecordError for a line that is no record, CompareError for a file that is missing and for what :func:`join`
     refuses.
@@ -77,14 +76,14 @@ def compare(directory: Path, scenario: Scenario) -> list[Row]:
         if not file.exists():
             raise CompareError(f"{file}: there is no such file; `frogtorch {command}` writes it")
     return join(load(predictions, Prediction), load(directory / "measurements.jsonl", Measurement),
-                sha256(predictions), scenario.speedup_for)
+                sha256(predictions))
 
 
-def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str,
-         speedup_for: Callable[[int], float]) -> list[Row]:
+def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str) -> list[Row]:
     """Return a row a point, in the order of the predictions.
 
-    `digest` is the SHA-256 of the predictions' file; `speedup_for` says at which speed-up a size (bytes) counts.
+    `digest` is the SHA-256 of the predictions' file. A point's measurements are those at the speed-up for which it was
+    predicted; those at others are its row's `scaled`.
 
     Raises CompareError when a measurement answers other predictions, ran on other hosts, or when a point has no
     prediction (blind; closed form too for an all-reduce) or no measurement.
@@ -104,7 +103,8 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     measured: dict[Key, list[Measurement]] = defaultdict(list)
     scaled: dict[Key, list[Measurement]] = defaultdict(list)
     for m in measurements:
-        (measured if m.speedup == speedup_for(m.nbytes) else scaled)[m.key].append(m)
+        speedups = {p.speedup for p in predicted.get(m.key, {}).values()}
+        (measured if not speedups or m.speedup in speedups else scaled)[m.key].append(m)
     _refuse_gaps(predicted, measured)
     return [_row(list(by_basis.values()), measured[key], scaled[key]) for key, by_basis in predicted.items()]
 

@@ -62,7 +62,8 @@ def header(results: Results) -> Text:
     scenario = results.scenario
     text.append(f"{scenario.name}", style="bold")
     text.append(f" on {scenario.topology.name}, {scenario.repetitions} repetitions, "
-                f"times life-size (large points ran at speed-up {scenario.speedup:g})\n")
+                f"times life-size (large points ran at speed-up "
+                f"{', '.join(f'{k:g}' for k in sorted(set(scenario.speedups.values())))})\n")
     for stamp in results.environment.get("networks", []):
         text.append("Network: " + ", ".join(f"{name} {_value(value)}" for name, value in stamp.items()
                                             if not isinstance(value, dict | list)) + "\n")

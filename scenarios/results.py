@@ -63,7 +63,7 @@ class Results:
         missing.
         """
         scenario = load_scenario(directory / "scenario.yaml", directory / "topology.yaml")
-        rows = compare(directory, scenario)
+        rows = compare(directory)
         fits = _fits(scenario, rows) if scenario.all_reduce else []
         return cls(
             directory, scenario, _environment(directory), _optional(directory / "fidelity.jsonl", Fidelity),

@@ -16,6 +16,7 @@ from typing import Any
 
 from emulator.hosts import netns
 from emulator.links import fidelity
+from scenarios.predict import life_size
 from scenarios.progress import Stages
 from scenarios.ranks import RankError, Ranks
 from scenarios.records import Fidelity, Measurement, Outcome, append, sha256
@@ -30,23 +31,24 @@ class Campaign:
     speedup: float
     sizes: dict[int, tuple[int, ...]]
     """Bytes of the all-reduces, by world size."""
-    trains: bool
+    trains: tuple[int, ...]
+    """The worlds that train the workload."""
 
 
 def campaigns(scenario: Scenario) -> list[Campaign]:
     """Split a scenario into campaigns, one a speed-up, the fastest first."""
     points: dict[float, dict[int, list[int]]] = {}
-    if scenario.training:
-        points[scenario.speedup] = {}
-    if scenario.all_reduce:
-        for size in scenario.all_reduce.sizes:
-            for world in scenario.worlds:
-                points.setdefault(scenario.speedup_for(size), {}).setdefault(world, []).append(size)
+    for world, speed in scenario.speedups.items():
+        if scenario.training:
+            points.setdefault(speed, {}).setdefault(world, [])
+        for size in scenario.all_reduce.sizes if scenario.all_reduce else ():
+            points.setdefault(scenario.speedup_for(size, world), {}).setdefault(world, []).append(size)
     if scenario.scaling:
         for speed in scenario.scaling.speedups:
             points.setdefault(speed, {}).setdefault(scenario.scaling.world, []).append(scenario.scaling.size)
+    trains = scenario.speedups if scenario.training else {}
     return [Campaign(index, speed, {world: tuple(sizes) for world, sizes in points[speed].items()},
-                     trains=scenario.training is not None and speed == scenario.speedup)
+                     tuple(world for world, own in trains.items() if own == speed))
             for index, speed in enumerate(sorted(points, reverse=True))]
 
 
@@ -71,16 +73,16 @@ class Runner:
                 self._stamp(network.stamp)
                 self._probe(network, campaign, "before")
                 for size, world in self._scenario.worlds.items():
-                    if campaign.sizes.get(size) or campaign.trains:
+                    if size in campaign.sizes:
                         self._world(network, campaign, world)
                 self._probe(network, campaign, "after")
 
     def _world(self, network: netns.Network, campaign: Campaign, world: tuple[str, ...]) -> None:
         try:
             with tempfile.TemporaryDirectory() as store, Ranks(self._places(network, world, store)) as ranks:
-                if campaign.sizes.get(len(world)):
+                if campaign.sizes[len(world)]:
                     self._all_reduces(ranks, campaign, world)
-                if campaign.trains:
+                if len(world) in campaign.trains:
                     self._trainings(ranks, campaign, world)
         except RankError:
             network.check()  # a dead link explains it better than a rank that heard nothing
@@ -123,8 +125,6 @@ class Runner:
         training = self._scenario.training
         assert training is not None
         compute = json.loads((self._directory / "compute.json").read_text())[str(len(world))]
-        # Computing is not sped up, the exchange is: a life-size step is k times the exchange and once the rest.
-        computing = compute["forward"] + compute["backward"] + compute["optimiser"]
         for arm in self._scenario.arms:
             name = f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm}"
             self._stages.stage(name, training.steps)
@@ -136,7 +136,7 @@ class Runner:
                 self._write(Measurement(
                     arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES,
                     speedup=campaign.speedup, repetition=step, clock_seconds=clock, campaign=campaign.index,
-                    seconds=max(clock - computing, 0.0) * campaign.speedup + computing,
+                    seconds=life_size(clock, campaign.speedup, compute),
                     rank_seconds=tuple(end - start for start, end in spans), prediction=self._prediction))
             for rank, result in enumerate(results):
                 reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]

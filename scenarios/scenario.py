@@ -9,7 +9,8 @@ A scenario is a page of YAML::
       3: [seattle-ai, seattle-gateway, newyork-1]
     arms: [gloo, shard]
     repetitions: 6                                  # blocks of interleaved arms and sizes; 1 by default
-    speedup: 10                                     # k: rates × k, delays ÷ k; from 1, the default, to 10
+    speedup: 10                                     # k: rates × k, delays ÷ k; from 1, the default, to 10; or by world,
+                                                    # as in {2: 10, 3: 5}
     timeout: 300 s                                  # the longest that a collective may take; this is the default
 
     all_reduce:                                     # tensor sizes: whole fp32 elements
@@ -106,7 +107,8 @@ class Scenario:
     worlds: dict[int, tuple[str, ...]]
     arms: tuple[str, ...]
     repetitions: int
-    speedup: float
+    speedups: dict[int, float]
+    """The speed-up of each world, for tensors of at least LARGE bytes and for training."""
     timeout: float
     """Seconds that a collective may take."""
     all_reduce: AllReduce | None
@@ -118,9 +120,9 @@ class Scenario:
         """The part of the topology that the worlds use: what has to be up to measure them."""
         return self.topology.select(host for world in self.worlds.values() for host in world)
 
-    def speedup_for(self, nbytes: int) -> float:
+    def speedup_for(self, nbytes: int, world: int) -> float:
         """Return the speed-up at which a tensor of that size runs."""
-        return self.speedup if nbytes >= LARGE else 1.0
+        return self.speedups[world] if nbytes >= LARGE else 1.0
 
 
 def _size(value: object) -> int:
@@ -132,6 +134,14 @@ def _size(value: object) -> int:
 
 
 Size = Annotated[int, BeforeValidator(_size)]
+Speedup = Annotated[float, Field(strict=True, ge=1, le=10)]
+
+
+def _speedup(value: object) -> object:
+    for one in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 1 <= one <= 10:
+            raise ValueError(f"{one!r} is refused; it should be a number from 1 to 10")
+    return value
 
 
 class _AllReduce(Section):
@@ -143,7 +153,7 @@ class _AllReduce(Section):
 class _Scaling(Section):
     world: Annotated[int, Field(strict=True)]
     size: Size
-    speedups: Annotated[tuple[Annotated[float, Field(strict=True, ge=1, le=10)], ...], Field(min_length=1)]
+    speedups: Annotated[tuple[Speedup, ...], Field(min_length=1)]
 
 
 class _Training(Section):
@@ -158,7 +168,7 @@ class _ScenarioFile(Section):
     worlds: Annotated[dict[Annotated[int, Field(strict=True, ge=2)], tuple[str, ...]], Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
     repetitions: Annotated[int, Field(strict=True, ge=1)] = 1
-    speedup: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
+    speedup: Annotated[float | dict[int, float], BeforeValidator(_speedup)] = 1.0
     timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0
     all_reduce: _AllReduce | None = None
     scaling: _Scaling | None = None
@@ -185,13 +195,14 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
             raise document.error("arms", index, message=f"unknown arm {arm!r}; {suggest(arm, ARMS)}")
         if arm in content.arms[:index]:
             raise document.error("arms", index, message=f"arm {arm!r} is listed twice; keep one")
+    speedups = _speedups(document, content)
     if not (content.all_reduce or content.training):
         raise document.error(message="nothing to run; add all_reduce or training")
     return Scenario(
         content.name, str(document.file), document.text, network, content.worlds, content.arms, content.repetitions,
-        content.speedup, content.timeout,
+        speedups, content.timeout,
         _all_reduce(document, content.all_reduce) if content.all_reduce else None,
-        _scaling(document, content, content.scaling) if content.scaling else None,
+        _scaling(document, content, content.scaling, speedups) if content.scaling else None,
         _training(document, content.training) if content.training else None)
 
 
@@ -231,7 +242,21 @@ def _all_reduce(document: Document[_ScenarioFile], content: _AllReduce) -> AllRe
     return AllReduce(content.intercept, content.slope, content.beside)
 
 
-def _scaling(document: Document[_ScenarioFile], content: _ScenarioFile, scaling: _Scaling) -> Scaling:
+def _speedups(document: Document[_ScenarioFile], content: _ScenarioFile) -> dict[int, float]:
+    if not isinstance(content.speedup, dict):
+        return dict.fromkeys(content.worlds, content.speedup)
+    if missing := [world for world in content.worlds if world not in content.speedup]:
+        raise document.error("speedup", message=f"speedup: none is given for W = {missing[0]}; give one for each "
+                                                "world, or one number for all")
+    for world in content.speedup:
+        if world not in content.worlds:
+            raise document.error("speedup", world, message=f"speedup: there is no world {world}; name those of worlds, "
+                                                           f"{', '.join(map(str, content.worlds))}")
+    return content.speedup
+
+
+def _scaling(document: Document[_ScenarioFile], content: _ScenarioFile, scaling: _Scaling,
+             speedups: dict[int, float]) -> Scaling:
     if scaling.world not in content.worlds:
         raise document.error("scaling", "world", message=f"scaling: there is no world {scaling.world}; name one of "
                                                          f"{', '.join(map(str, content.worlds))}")
@@ -241,7 +266,7 @@ def _scaling(document: Document[_ScenarioFile], content: _ScenarioFile, scaling:
                                                         "sizes, and so is not measured at the scenario's own speed-up; "
                                                         "name one of them")
     for index, speedup in enumerate(scaling.speedups):
-        if speedup == content.speedup or speedup in scaling.speedups[:index]:
+        if speedup == speedups[scaling.world] or speedup in scaling.speedups[:index]:
             raise document.error("scaling", "speedups", index, message=f"speed-up {speedup:g} is run already; name "
                                                                        "others")
     return Scaling(scaling.world, scaling.size, scaling.speedups)

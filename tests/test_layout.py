@@ -59,8 +59,8 @@ def test_an_import_pulls_in_no_more_than_it_needs(statement, absent):
 
 
 def test_predict_imports_no_torch(tmp_path):
-    code = ("import sys; from scenarios.cli import main\n"
-            f"status = main(['predict', {str(ROOT / 'scenarios/quick.yaml')!r}, '--output', {str(tmp_path / 'run')!r}])\n"
+    arguments = ["predict", str(ROOT / "scenarios/quick.yaml"), "--output", str(tmp_path / "run")]
+    code = (f"import sys; from scenarios.cli import main\nstatus = main({arguments!r})\n"
             "sys.exit(f'status {status}' if status else 'torch was imported' if 'torch' in sys.modules else 0)")
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     assert (tmp_path / "run" / "predictions.jsonl").stat().st_size > 0

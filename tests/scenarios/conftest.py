@@ -49,6 +49,10 @@ def b(arm: str, world_size: int) -> float:
     return 2 / world_size / GOODPUT * (world_size - 1 if arm == "gloo" else 1)
 
 
+def speedup(point: dict) -> int:
+    return 10 if point["nbytes"] >= 1 << 20 else 1
+
+
 def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: int = 1,
               sizes: tuple[int, ...] = tuple(WORLDS)) -> Path:
     """Write a run of the worlds `sizes`, whose times are a + b·n; measured `bias` times that, times 1 ± noise."""
@@ -69,12 +73,13 @@ def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: in
     steps = [({**point, "workload": "training", "nbytes": GRADIENTS},
               0.05 + b(point["arm"], point["world_size"]) * GRADIENTS) for point in points]
     predictions = directory / "predictions.jsonl"
-    append(predictions, [Prediction(**point, basis="blind", seconds=t) for point, t in times + steps])
-    append(predictions, [Prediction(**point, basis="closed form", seconds=t * 0.9) for point, t in times])
+    for basis, of, factor in (("blind", times + steps, 1.0), ("closed form", times, 0.9)):
+        append(predictions, [Prediction(**point, basis=basis, seconds=t * factor, speedup=speedup(point))
+                             for point, t in of])
     digest = sha256(predictions)
 
     def measured(point: dict, t: float, repetition: int) -> Measurement:
-        k = 10 if point["nbytes"] >= 1 << 20 else 1
+        k = speedup(point)
         seconds = t * bias * (1 + rng.uniform(-noise, noise))
         return Measurement(**point, repetition=repetition, speedup=k, seconds=seconds, clock_seconds=seconds / k,
                            rank_seconds=(seconds / k,) * point["world_size"], campaign=0 if k == 10 else 1,

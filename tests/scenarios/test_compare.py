@@ -9,15 +9,8 @@ DIGEST = "5" * 64
 HOSTS = ("a", "b")
 
 
-class AtLifeSize:
-    """All that the comparison asks of a scenario."""
-
-    def speedup_for(self, nbytes):
-        return 1.0
-
-
 def joined(predictions, measurements):
-    return join(predictions, measurements, DIGEST, AtLifeSize().speedup_for)
+    return join(predictions, measurements, DIGEST)
 
 
 def predictions(nbytes, seconds, closed=1.0, arm="shard", workload="all_reduce", hosts=HOSTS):
@@ -73,11 +66,11 @@ def test_measurements_that_answer_other_predictions_are_refused():
 def test_predictions_changed_after_measuring_are_refused(tmp_path):
     append(tmp_path / "predictions.jsonl", predictions(8, 1.0))
     append(tmp_path / "measurements.jsonl", measurements(8, 1.0, digest=sha256(tmp_path / "predictions.jsonl")))
-    assert len(compare(tmp_path, AtLifeSize())) == 1
+    assert len(compare(tmp_path)) == 1
     text = (tmp_path / "predictions.jsonl").read_text()
     (tmp_path / "predictions.jsonl").write_text(text.replace('"seconds":1.0', '"seconds":1.1'))
     with pytest.raises(CompareError, match="predict and measure again"):
-        compare(tmp_path, AtLifeSize())
+        compare(tmp_path)
 
 
 def test_every_gap_in_the_grid_is_named():
@@ -110,7 +103,7 @@ def test_two_predictions_of_one_basis_are_refused():
 def test_a_run_that_was_only_predicted_says_what_to_do(tmp_path):
     append(tmp_path / "predictions.jsonl", predictions(8, 1.0))
     with pytest.raises(CompareError, match=r"measurements\.jsonl: there is no .*; `frogtorch measure` writes it"):
-        compare(tmp_path, AtLifeSize())
+        compare(tmp_path)
 
 
 def test_measurements_at_other_speed_ups_are_kept_apart():

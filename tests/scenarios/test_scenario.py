@@ -53,7 +53,7 @@ def test_everything_that_a_scenario_says(tmp_path: Path) -> None:
     assert scenario.topology.name == "pair"
     assert list(scenario.worlds.items()) == [(3, ("left", "right", "left")), (2, ("right", "left"))]
     assert scenario.arms == ("gloo", "shard", "pipelined", "whole")
-    assert (scenario.repetitions, scenario.speedup, scenario.timeout) == (6, 5.0, 60.0)
+    assert (scenario.repetitions, scenario.speedups, scenario.timeout) == (6, {3: 5.0, 2: 5.0}, 60.0)
     assert scenario.all_reduce == AllReduce(4096, (2_100_000, 8_400_000, 4_200_000, 1_048_576),
                                             (4096, 262_144, 4_200_000))
     assert scenario.all_reduce.sizes == (4096, 262_144, 1_048_576, 2_100_000, 4_200_000, 8_400_000)
@@ -68,7 +68,7 @@ worlds: {2: [left, left]}
 arms: [shard]
 training: {steps: 1, warmup: 0}
 """)
-    assert (scenario.repetitions, scenario.speedup, scenario.timeout) == (1, 1.0, 300.0)
+    assert (scenario.repetitions, scenario.speedups, scenario.timeout) == (1, {2: 1.0}, 300.0)
     assert scenario.all_reduce is None
     assert scenario.training == Training(steps=1, warmup=0, bucket_view=False)
 
@@ -80,8 +80,10 @@ def test_the_network_is_what_the_worlds_use() -> None:
 
 
 def test_sizes_below_1_mib_run_at_life_size(tmp_path: Path) -> None:
-    scenario = read(tmp_path, EVERYTHING)
-    assert [scenario.speedup_for(nbytes) for nbytes in (4096, 1_048_575, 1_048_576, 16_900_000)] == [1, 1, 5, 5]
+    scenario = read(tmp_path, EVERYTHING.replace("speedup: 5", "speedup: {3: 4, 2: 5}"))
+    sizes = (4096, 1_048_575, 1_048_576, 16_900_000)
+    assert [scenario.speedup_for(nbytes, 2) for nbytes in sizes] == [1, 1, 5, 5]
+    assert [scenario.speedup_for(nbytes, 3) for nbytes in sizes] == [1, 1, 4, 4]
 
 
 def test_a_run_directory_has_its_own_copy_of_the_topology(tmp_path: Path) -> None:
@@ -111,7 +113,8 @@ def test_the_main_job_is_the_sweep_that_tests_the_theory() -> None:
     index = {host.name: number for number, host in enumerate(scenario.topology.hosts)}
     assert {size: [index[host] for host in world] for size, world in scenario.worlds.items()} == {
         2: [0, 3], 3: [0, 1, 3], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 4, 5]}
-    assert (scenario.arms, scenario.repetitions, scenario.speedup) == (("gloo", "shard"), 6, 10)
+    assert (scenario.arms, scenario.repetitions) == (("gloo", "shard"), 6)
+    assert scenario.speedups == {2: 10, 3: 10, 4: 10, 6: 5}
     assert scenario.all_reduce == AllReduce(
         4096, (2_100_000, 4_200_000, 8_400_000, 16_900_000),
         tuple(4 * elements for elements in (1024, 4096, 16_384, 65_536, 262_144, 1_048_576)))
@@ -130,7 +133,7 @@ def test_the_other_sweeps_run_on_the_network_of_their_name(name: str, sizes: lis
 
 def test_training_is_the_founding_workload() -> None:
     scenario = load(ROOT / "scenarios/training.yaml")
-    assert (list(scenario.worlds), scenario.arms, scenario.speedup) == ([4], ("gloo", "shard"), 10)
+    assert (list(scenario.worlds), scenario.arms, scenario.speedups) == ([4], ("gloo", "shard"), {4: 10})
     assert scenario.training == Training(steps=48, warmup=8, bucket_view=False)
 
 
