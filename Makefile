@@ -17,7 +17,7 @@ run: $(BIN)/frogtorch system
 	$(AS_ROOT) $(BIN)/frogtorch compare $(SCENARIO)
 
 test: $(BIN)/frogtorch system
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider
+	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 $(BIN)/python -m pytest -p no:cacheprovider
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not root"
@@ -28,7 +28,7 @@ lint: $(BIN)/frogtorch
 
 # Kernel tools that the links need; installed where this is Debian or Ubuntu, named elsewhere.
 system:
-	@command -v ip >/dev/null && command -v tc >/dev/null && command -v iptables >/dev/null || \
+	@PATH="$$PATH:/usr/sbin:/sbin"; command -v ip >/dev/null && command -v tc >/dev/null && command -v iptables >/dev/null || \
 	if command -v apt-get >/dev/null; then \
 		$(AS_ROOT) apt-get update -qq && \
 		$(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 iptables; \
@@ -40,7 +40,7 @@ $(BIN)/frogtorch: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is too old: Python 3.11 or newer is needed (make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { command -v apt-get >/dev/null && \
-		$(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
+		$(AS_ROOT) apt-get update -qq && $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(notdir $(PYTHON))-venv; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable '.[testbed,dev]'
 	@touch $@

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from emulator.document import Name, Section
+from emulator.ethernet import FRAME, SEGMENT
 from emulator.units import parse_loss, parse_rate, parse_size, parse_time
 
-# What a TCP segment carries on an Ethernet of MTU 1500 with timestamps, and its frame: 1500 - 20 - 32, 1500 + 14.
-SEGMENT, FRAME = 1448, 1514
 # The largest window TCP can announce: 65535 bytes scaled by 2**14 (RFC 7323, section 2.2).
 LARGEST_WINDOW = 65535 << 14
 

@@ -9,8 +9,8 @@ import sys
 
 def main() -> int:
     """Run the testbed's command line; on a node that has only the backend, say how to get the testbed."""
-    if importlib.util.find_spec("scenarios") is None:
-        print("This node has the frogtorch backend alone, which init_process_group('frogtorch') uses; to predict and "
+    if any(importlib.util.find_spec(name) is None for name in ("scenarios", "simpy", "pydantic", "rich")):
+        print("This host has the frogtorch backend alone, which init_process_group('frogtorch') uses; to predict and "
               "measure, check out the project and run: pip install -e '.[testbed]'", file=sys.stderr)
         return 2
     # By name: the backend imports nothing of the testbed (see CONTRIBUTING.md).

@@ -111,6 +111,8 @@ class Engine:
         # Inference mode: what a user's inference tensors ask for, and as good for all others here.
         self.loop = Loop(torch.inference_mode)
         self.pool = Pool()
+        self.at_close: dict[Any, Callable[[], None]] = {}
+        """What groups have to put in order when the process ends without leaving them."""
         # Callbacks of a future run in the thread that completes it, and may start collectives and wait for them:
         # never on the I/O thread, and on as many threads as there are callbacks that wait.
         self._completers = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="frogtorch-complete")
@@ -131,6 +133,8 @@ class Engine:
         """Leave all groups, stop the threads."""
         for memory in list(self.loop.memories):
             memory.leave(EXIT_GRACE)
+        for put_in_order in self.at_close.values():
+            put_in_order()
         self.loop.close()
         self._completers.shutdown(wait=False)
 
@@ -293,9 +297,10 @@ def engine() -> Engine:
     """The process's engine, started when it is first asked for."""
     global _engine
     with _lock:
-        if _engine is None:
+        if _engine is None or _engine.loop.failed:
+            if _engine is None:
+                atexit.register(_at_exit)
             _engine = Engine()
-            atexit.register(_at_exit)
         return _engine
 
 

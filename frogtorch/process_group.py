@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -97,12 +98,13 @@ class ProcessGroup(dist.ProcessGroup):
         self._settings = settings
         self._store = store
         self._group = Group(rank, size)
-        self.telemetry = Telemetry(settings.telemetry, global_rank)
         subscribed = interests(rank)
         token, endpoint, links = rendezvous(store, name, rank, size, subscribed, self._timeout, settings.address)
-        # Never the incarnation itself in a text: who knows it may join. Its first digits tell two runs apart.
-        space = f"{name}#{token.hex()[:6]}"
+        # Never the incarnation itself in a text, as who knows it may join; a digest tells two runs apart as well.
+        space = f"{name}#{hashlib.sha256(token).hexdigest()[:6]}"
         self._engine = engine()
+        self.telemetry = Telemetry(settings.telemetry, global_rank, self._engine.submit)
+        self._engine.at_close[self] = self.telemetry.write
         with self._engine.loop.lock:
             self._memory = Memory(self._engine.loop, space, rank, endpoint, links, subscribed)
 
@@ -256,8 +258,12 @@ class ProcessGroup(dist.ProcessGroup):
 
         def done(error: BaseException | None) -> None:
             if error is None:
-                put_back()
-                self.telemetry.add(record)
+                try:
+                    put_back()
+                except Exception as refused:  # torch's word on the caller's tensor: its Work must tell, not this thread
+                    error = refused
+                else:
+                    self.telemetry.add(record)
             work.complete(error)
 
         # A negative timeout is how torch says that there is none of its own.
@@ -284,13 +290,17 @@ class ProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leave: wait until what was begun has ended and the others have read what they need, then close."""
         self._memory.leave(self._timeout)
-        self.telemetry.close()
+        self._end_telemetry()
 
     def abort(self) -> None:
         """Close now: what is under way fails, here and on the other ranks."""
         with self._engine.loop.lock:
             self._memory.abort(GroupClosed(f"group {self._memory.space} was aborted on rank {self._rank}"))
-        self.telemetry.close()
+        self._end_telemetry()
+
+    def _end_telemetry(self) -> None:
+        self._engine.at_close.pop(self, None)
+        self.telemetry.write()
 
 
 def _one(tensors: Sequence[torch.Tensor], what: str) -> Sequence[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from emulator.topology import Topology, load
 from emulator.topology import rows as topology_rows
+from emulator.units import format_rate
 from scenarios import records
 from scenarios.environment import environment
 from scenarios.predict import predict
@@ -42,16 +44,32 @@ Measuring makes network namespaces, so it needs root; nothing outside them is to
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status: 0 well, 1 an error that was explained, 130 interrupted."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)  # so that a terminated run cleans up as an interrupted one does
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # a terminated run cleans up as an interrupted one does
+        signal.signal(ending, _interrupt)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        return _for_the_caller(command, options)
     except KeyboardInterrupt:
-        print("frogtorch: interrupted; what was measured until then is in its run directory", file=sys.stderr)
+        print("frogtorch: interrupted; the network is gone, what was measured is kept in the run directory (a report "
+              "needs all points)", file=sys.stderr)
         return 130
     except (ValueError, OSError, RuntimeError) as error:
         print(f"frogtorch: {error}", file=sys.stderr)
         return 1
+
+
+def _for_the_caller(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command; under sudo, what it writes belongs to who called sudo, who may want to report on it without."""
+    try:
+        return command(options)
+    finally:
+        owner = os.environ.get("SUDO_UID")
+        directory = getattr(options, "directory", None)
+        if owner and os.geteuid() == 0 and directory is not None and directory.exists():
+            user, group = int(owner), int(os.environ.get("SUDO_GID", "-1"))
+            default = [directory.parent] if directory.parent == Path("runs") else []
+            for path in (*default, directory, *directory.rglob("*")):
+                os.chown(path, user, group, follow_symlinks=False)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -104,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 def _predict(options: argparse.Namespace) -> int:
     scenario = load_scenario(options.scenario)
     compute = json.loads(options.compute.read_text()) if options.compute else None
-    directory = _new_run(scenario, options.output)
+    directory = options.directory = _new_run(scenario, options.output)
     if options.compute:
         shutil.copyfile(options.compute, directory / "compute.json")
     _write_predictions(scenario, directory, compute)
@@ -119,16 +137,18 @@ def _measure(options: argparse.Namespace) -> int:
     scenario = load_scenario(options.run / "scenario.yaml", options.run / "topology.yaml")
     if not (options.run / "predictions.jsonl").exists():
         raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
-    if (options.run / "measurements.jsonl").exists():
-        raise ValueError(f"{options.run} is measured already: predict into a new run directory")
+    if (options.run / "fidelity.jsonl").exists():
+        raise ValueError(f"{options.run} is measured already, or was begun: predict into a new run directory")
+    _preflight(scenario, options.engine)
+    options.directory = options.run
     _run(scenario, options.run, options.engine)
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
     scenario = load_scenario(options.scenario)
-    _refuse(scenario)
-    directory = _new_run(scenario, options.output)
+    _preflight(scenario, options.engine)
+    directory = options.directory = _new_run(scenario, options.output)
     compute = None
     if scenario.training:
         from scenarios.runner import calibrate
@@ -158,6 +178,8 @@ def _show(options: argparse.Namespace) -> int:
 def _down(options: argparse.Namespace) -> int:
     from emulator.hosts import netns
 
+    if os.geteuid() != 0:
+        raise ValueError("removing namespaces needs root; run the same command with sudo")
     removed = netns.down(options.run)
     print("\n".join(removed) if removed else "nothing of ours is up")
     return 0
@@ -182,16 +204,18 @@ def _write_predictions(scenario: Scenario, directory: Path, compute: dict[str, d
         records.append(directory / "predictions.jsonl", predict(scenario, compute))
 
 
-def _refuse(scenario: Scenario) -> None:
+def _preflight(scenario: Scenario, engine: str) -> None:
+    """Refuse what this machine cannot measure, before anything is made or written."""
     from emulator.hosts import netns
+    from scenarios.runner import campaigns
 
-    netns.refuse(scenario.network, [host.name for host in scenario.network.hosts])
+    for campaign in campaigns(scenario):
+        netns.preflight(scenario.network.faster(campaign.speedup), engine)
 
 
 def _run(scenario: Scenario, directory: Path, engine: str) -> None:
     from scenarios.runner import Runner
 
-    _refuse(scenario)
     run = secrets.token_hex(3)
     print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run})", file=sys.stderr)
     with Stages() as stages:
@@ -215,8 +239,13 @@ def _print_predictions(directory: Path) -> None:
 
 
 def _print_topology(topology: Topology) -> None:
+    hosts = Table("", "host", "site", "up", "down", "slots", title=f"{topology.name}: {len(topology.hosts)} hosts")
+    for index, host in enumerate(topology.hosts):
+        limits = ("unlimited" if rate is None else format_rate(rate) for rate in (host.up, host.down))
+        hosts.add_row(str(index), host.name, host.site, *limits, str(host.slots))
+    _console().print(hosts)
     table = Table("from", "to", "rate", "one way", "RTT", "limits",
-                  title=f"{topology.name}: {len(topology.hosts)} hosts, {len(topology.paths)} directed paths")
+                  title=f"{len(topology.paths)} directed paths")
     for row in topology_rows(topology):
         table.add_row(row.source, row.target, row.rate, row.delay, row.rtt, row.limits)
     _console().print(table)

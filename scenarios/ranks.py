@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from scenarios.rank import Place
 
-_START_AFTER = 0.01
+_START_AFTER = 0.02
 """Seconds from the runner's word to the common start: enough for the word to reach every rank of a busy machine."""
 
 

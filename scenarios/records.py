@@ -3,12 +3,17 @@
 A run is a directory::
 
     scenario.yaml, topology.yaml   what was run, copied
-    environment.json               machine, kernel, versions, link engine, congestion control, hashes of the modules
+    environment.json               machine, kernel, versions, hashes of the modules; `networks` holds a stamp a
+                                   campaign: link engine, its bias, congestion control, queues' and TCP's settings
+    compute.json                   of a training scenario: seconds of the parts of a step by world size (forward,
+                                   first_bucket and backward from the start of backward, optimiser)
     predictions.jsonl              Prediction a line, written and hashed before anything is measured
     measurements.jsonl             Measurement a line
     outcomes.jsonl                 Outcome a line: what a rank had at the end of a training run
     fidelity.jsonl                 Fidelity a line: one path, before or after one campaign
-    telemetry/rank<r>.jsonl        what the backend saw: frogtorch.telemetry documents it
+    telemetry/rank<r>.jsonl        what the backend saw: frogtorch.telemetry documents it; the runner adds workload,
+                                   campaign, speedup, and the repetition of an all-reduce
+    points.csv, *.png              the report's: units are in the column names and on the axes
 
 Every line carries ``"schema": 1``. Later versions of the testbed only add fields, with defaults: a reader of schema 1
 reads them. Times are seconds, sizes bytes, rates bytes per second. With a speed-up k (rates × k, delays ÷ k),
@@ -64,9 +69,14 @@ class Prediction(Point):
     basis: Literal["blind", "closed form"]
     """blind: from the YAML alone; closed form: bytes over the bottleneck path, plus one-way delays."""
     seconds: Seconds
+    date: str
+    """When: ISO 8601, UTC."""
+    topology_sha256: str
+    """Of the topology.yaml that it is about."""
     received_bytes: tuple[int, ...] = ()
     """Payload that each rank received, by rank."""
     detail: dict[str, Any] = {}
+    """Of a training step: `compute`, the seconds of its parts."""
 
 
 class Measurement(Point):
@@ -78,6 +88,8 @@ class Measurement(Point):
     clock_seconds: Seconds
     rank_seconds: tuple[float, ...]
     """Each rank's own end - start, by rank, by the clock (not life-size)."""
+    start_skew_seconds: float = 0.0
+    """max(start) - min(start): how far apart the ranks of this machine began, by the clock. It is part of `seconds`."""
     campaign: int = 0
     """Points of one campaign ran interleaved on one state of the network."""
     prediction: str
@@ -93,7 +105,6 @@ class Outcome(Point):
     held_out_loss: float
     all_reduces: int | None
     """As the backend counted them; None where it does not count (gloo)."""
-    detail: dict[str, Any] = {}
 
 
 class Fidelity(Record):

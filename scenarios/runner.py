@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from emulator.links import fidelity
 from scenarios.predict import life_size
 from scenarios.progress import Stages
 from scenarios.ranks import RankError, Ranks
-from scenarios.records import Fidelity, Measurement, Outcome, append, sha256
+from scenarios.records import Fidelity, Measurement, Outcome, Prediction, append, load, sha256
 from scenarios.scenario import Scenario
 
 
@@ -61,7 +61,12 @@ class Runner:
         self._run = run
         self._engine = engine
         self._stages = stages
+        self._predictions = load(directory / "predictions.jsonl", Prediction)
         self._prediction = sha256(directory / "predictions.jsonl")
+        if strangers := [p for p in self._predictions if p.topology_sha256 != scenario.topology.sha256]:
+            raise ValueError(f"{directory}: {len(strangers)} predictions are about another topology.yaml (SHA-256 "
+                             f"{strangers[0].topology_sha256[:12]}…, not {scenario.topology.sha256[:12]}…): predict "
+                             "again")
         (directory / "telemetry").mkdir(exist_ok=True)
 
     def measure(self) -> None:
@@ -109,12 +114,8 @@ class Runner:
             order = random.Random(f"{self._scenario.name} {len(world)} {block}").sample(points, len(points))
             for size, arm in order:
                 results = ranks.tell("all_reduce", arm=arm, nbytes=size, repetition=block)
-                clock = max(r["end"] for r in results) - min(r["start"] for r in results)
-                self._write(Measurement(
-                    arm=arm, world_size=len(world), hosts=world, workload="all_reduce", nbytes=size,
-                    speedup=campaign.speedup, repetition=block, seconds=clock * campaign.speedup, clock_seconds=clock,
-                    rank_seconds=tuple(r["end"] - r["start"] for r in results), campaign=campaign.index,
-                    prediction=self._prediction))
+                self._write([(r["start"], r["end"]) for r in results], lambda clock: clock * campaign.speedup, campaign,
+                            arm=arm, hosts=world, workload="all_reduce", nbytes=size, repetition=block)
                 self._write_telemetry(results, workload="all_reduce", repetition=block, campaign=campaign.index,
                                       speedup=campaign.speedup)
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
@@ -124,7 +125,8 @@ class Runner:
 
         training = self._scenario.training
         assert training is not None
-        compute = json.loads((self._directory / "compute.json").read_text())[str(len(world))]
+        compute = next(p.detail["compute"] for p in self._predictions
+                       if (p.workload, p.world_size) == ("training", len(world)))
         for arm in self._scenario.arms:
             name = f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm}"
             self._stages.stage(name, training.steps)
@@ -132,12 +134,8 @@ class Runner:
                                  bucket_view=training.bucket_view)
             for step in range(training.warmup, training.steps):
                 spans = [result["steps"][step] for result in results]
-                clock = max(end for _, end in spans) - min(start for start, _ in spans)
-                self._write(Measurement(
-                    arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES,
-                    speedup=campaign.speedup, repetition=step, clock_seconds=clock, campaign=campaign.index,
-                    seconds=life_size(clock, campaign.speedup, compute),
-                    rank_seconds=tuple(end - start for start, end in spans), prediction=self._prediction))
+                self._write(spans, lambda clock: life_size(clock, campaign.speedup, compute), campaign, arm=arm,
+                            hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES, repetition=step)
             for rank, result in enumerate(results):
                 reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
                 append(self._directory / "outcomes.jsonl", [Outcome(
@@ -147,8 +145,15 @@ class Runner:
                     all_reduces=len(reduced) or None)])
             self._write_telemetry(results, workload="training", campaign=campaign.index, speedup=campaign.speedup)
 
-    def _write(self, measurement: Measurement) -> None:
-        append(self._directory / "measurements.jsonl", [measurement])
+    def _write(self, spans: Sequence[tuple[float, float]], life: Callable[[float], float], campaign: Campaign, *,
+               hosts: tuple[str, ...], **point: Any) -> None:
+        """Record a repetition: each rank's start and end, and what makes life-size seconds of the clock's."""
+        starts, ends = zip(*spans, strict=True)
+        clock = max(ends) - min(starts)
+        append(self._directory / "measurements.jsonl", [Measurement(
+            world_size=len(hosts), hosts=hosts, speedup=campaign.speedup, campaign=campaign.index, seconds=life(clock),
+            clock_seconds=clock, rank_seconds=tuple(end - start for start, end in spans),
+            start_skew_seconds=max(starts) - min(starts), prediction=self._prediction, **point)])
 
     def _write_telemetry(self, results: list[dict[str, Any]], **point: Any) -> None:
         for rank, result in enumerate(results):

@@ -20,11 +20,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Literal
 
+from emulator.ethernet import PAYLOAD
 from emulator.topology import Topology, round_trip
-
-# A full Ethernet frame of 1514 bytes carries 1448 of TCP payload: 14 Ethernet, 20 IPv4, 20 TCP, 12 timestamps.
-# Rates count frames, as the kernel's HTB does.
-PAYLOAD = 1448 / 1514
 
 Limit = Literal["path", "window", "access"]
 

@@ -64,10 +64,7 @@ class Network:
         what was made. That is also done on Ctrl-C. The thread that calls it must live as long as the network does:
         with it go the processes that it started.
         """
-        refuse(self.topology, [host.name for host in self.topology.hosts])
-        _require_tools()
-        engine = engines.choose(self._wish, self.shaped)
-        _require_congestion(self.shaped.congestion)
+        engine = preflight(self.shaped, self._wish)
         self._ledger.open([self._hub.name, *(namespace.name for namespace in self.namespaces.values())])
         try:
             self._make_hosts()
@@ -83,10 +80,12 @@ class Network:
         """Take everything away again. Twice is fine; in a process forked from the maker's it does nothing."""
         if os.getpid() != self._maker:      # a rank that leaves the with-block by an exception is no reason
             return
-        if self._engine is not None:
-            self._engine.down()
-            self._engine = None
-        self._ledger.clear()
+        try:
+            if self._engine is not None:
+                self._engine.down()
+                self._engine = None
+        finally:
+            self._ledger.clear()
 
     def __enter__(self) -> Network:
         self.up()
@@ -136,7 +135,7 @@ class Network:
         self._hub.ip(["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
                      + [f"link set {_port(index)} master br0 up" for index in self._index.values()])
         for name, namespace in self.namespaces.items():
-            namespace.sysctl(_existing(quiet) | self._tcp())
+            namespace.sysctl(_existing(quiet | self._tcp()))
             namespace.ip(self._addressing(name))
 
     def _tcp(self) -> dict[str, str]:
@@ -188,7 +187,7 @@ class Network:
             "speedup": self.speedup,
             "rto_min": _RTO_MIN / self.speedup,
             "burst_seconds": shaping.SLICE,
-            "tcp": self._tcp(),
+            "tcp": _existing(self._tcp()),
             "kernel": platform.release(),
         }
 
@@ -218,6 +217,17 @@ def refuse(topology: Topology, hosts: Iterable[str]) -> None:
                             f"{_MOST_HOSTS} hosts, and here are {len(chosen.hosts)}")
 
 
+def preflight(topology: Topology, engine: str = "auto") -> engines.MakesEngine:
+    """The engine that would delay the paths of `topology`, as it is on the wire. Makes nothing that stays.
+
+    Raises TopologyError for what this runtime cannot do and LinkError for what this machine lacks.
+    """
+    refuse(topology, [host.name for host in topology.hosts])
+    _require_tools()
+    _require_congestion(topology.congestion)
+    return engines.choose(engine, topology)
+
+
 def _require_tools() -> None:
     if os.geteuid() != 0:
         raise LinkError("making network namespaces needs root; run the same command with sudo")
@@ -225,6 +235,9 @@ def _require_tools() -> None:
         if shutil.which(tool) is None:
             raise LinkError(f"the program {tool} is missing; install it (apt install iproute2)")
     reason = shaping.why_not()
+    if reason is not None and "not permitted" in reason:
+        raise LinkError("making network namespaces needs the capabilities SYS_ADMIN and NET_ADMIN, which this "
+                        f"container has not (docker run --privileged): {reason}")
     if reason is not None:
         raise LinkError(f"this kernel cannot limit rates (modprobe sch_htb cls_u32): {reason}")
 
@@ -237,7 +250,7 @@ def _require_congestion(name: str) -> None:
 
 
 def _existing(settings: dict[str, str]) -> dict[str, str]:
-    """Those of the settings that the kernel has: without IPv6 there is none to switch off."""
+    """Those of the settings that the kernel has: an old one may lack some, one without IPv6 has none to switch off."""
     return {key: value for key, value in settings.items() if File("/proc/sys", *key.split(".")).exists()}
 
 

@@ -13,7 +13,7 @@ from emulator.links.ping import round_trips
 from emulator.topology import Topology
 
 _ECHOES = 135
-"""Round trips a pass, of all pairs together; nine of each pair at the least."""
+"""Round trips a pass, of all ordered pairs together; nine of each at the least."""
 _SETTLED = 75e-6
 """Seconds: a correction below it is noise, and the last."""
 _PASSES = 4
@@ -45,14 +45,15 @@ def calibrate(network: Calibrated) -> float:
 
     Returns the seconds taken off each path's delay. A round trip has as much too much as its two ways together, and all
     ways have the same engine on the same machine: the median over all pairs is taken, half for each way. A way of its
-    own would get its own noise. A path that the engine leaves alone stays so.
+    own would get its own noise. Pairs are asked in both directions, as the fidelity probe does: a machine that is asked
+    half as often sleeps more deeply, and wakes up later. A path that the engine leaves alone stays so.
     """
     topology, engine = network.shaped, network.engine
     delays = {(path.source, path.target): path.delay for path in topology.paths}
     engine.up(topology)
     names = [host.name for host in topology.hosts]
     expected = {(source, target): delays[source, target] + delays[target, source]
-                for source, target in itertools.combinations(names, 2)
+                for source, target in itertools.permutations(names, 2)
                 if {(source, target), (target, source)} <= engine.held}
     bias = 0.0
     for _ in range(_PASSES) if expected else ():

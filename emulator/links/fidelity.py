@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from emulator.ethernet import PAYLOAD
 from emulator.links.calibration import Calibrated
 from emulator.links.namespace import LinkError
 from emulator.links.ping import round_trips, undisturbed
 from emulator.topology import Path, Topology, round_trip
 
-PAYLOAD_SHARE = 1448 / 1514
-"""Of a full Ethernet frame, as HTB counts it: 20 bytes of IP, 20 of TCP and 12 of timestamps are not payload."""
 GOODPUT_TOLERANCE = 0.01
 RTT_TOLERANCE = 0.03
 RTT_SLACK = 0.3e-3           # seconds
@@ -117,7 +116,7 @@ def _lossy(topology: Topology, path: Path) -> bool:
 def _ceiling(topology: Topology, path: Path) -> float | None:
     rates = [rate for rate in (path.rate, topology.host(path.source).up, topology.host(path.target).down)
              if rate is not None]
-    limits = [min(rates) * PAYLOAD_SHARE] if rates else []
+    limits = [min(rates) * PAYLOAD] if rates else []
     if path.window is not None:
         limits.append(path.window / round_trip(topology, path))
     return min(limits, default=None)

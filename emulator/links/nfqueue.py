@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,9 @@ class _Daemon:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._died() from None
+        if not select.select([self._process.stdout], [], [], _PATIENCE)[0]:
+            raise LinkError(f"{self.where}: the delay process (pid {self._process.pid}) has not answered for "
+                            f"{_PATIENCE:.0f} s")
         answer = self._process.stdout.readline()
         if not answer:
             raise self._died()
@@ -152,7 +156,7 @@ class _Daemon:
 
     def end(self) -> None:
         self._process.kill()      # it has nothing to put in order
-        self._process.wait(_PATIENCE)
+        self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from emulator.ethernet import FRAME
 from emulator.links.namespace import LinkError, run, scratch
 from emulator.topology import Path, Topology, round_trip
 
-FRAME = 1514
-"""Bytes of a full Ethernet frame as HTB counts it: 1500 of IP and 14 of header."""
 LARGEST_PACKET = 70_000
 """Bytes that HTB counts for the largest GSO packet: 65,536 of data, and headers for each of its 46 segments."""
 LEAST_QUEUE = 256 * 1024

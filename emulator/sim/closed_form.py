@@ -20,11 +20,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import permutations
 
-from emulator.sim.network import FRAME, SEGMENT
+from emulator.ethernet import PAYLOAD
 from emulator.topology import Topology, round_trip
-
-PAYLOAD = SEGMENT / FRAME
-"""The share of a link's rate that is payload."""
 
 
 def closed_form(topology: Topology, hosts: Sequence[str], arm: str, nbytes: int) -> float:

@@ -14,7 +14,8 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from emulator.sim.network import FRAME, HEADERS, SEGMENT, Flow, Link, Network, packet
+from emulator.ethernet import FRAME, HEADERS, SEGMENT
+from emulator.sim.network import Flow, Link, Network, packet
 from emulator.topology import Topology
 
 BURST_SECONDS, BURST_FRAMES = 1e-3, 2

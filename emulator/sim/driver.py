@@ -14,6 +14,7 @@ from simpy import Event, Interrupt, Process, Resource
 from emulator.sim.connection import Message
 from emulator.sim.rank import Account, Cell, Costs, Peer, Rank
 from emulator.sim.sending import Plain
+from frogtorch.collectives.shard import SUM
 from frogtorch.effects import (
     Buffer,
     Collective,
@@ -29,9 +30,6 @@ from frogtorch.effects import (
     Stage,
     Together,
 )
-
-REDUCED = "arr"
-"""The kind of a cell that holds a sum: the first byte of one begins phase 2."""
 
 Steps = Generator[Event, Any, Any]
 
@@ -115,7 +113,7 @@ class Driver:
         if nbytes != effect.into.nbytes:
             raise ValueError(f"rank {self._rank.rank} reads {effect.name!r} of rank {effect.owner} into "
                              f"{effect.into.nbytes} bytes, but it has {nbytes}")
-        yield from self._take(effect.owner, message, nbytes, effect.name[0] == REDUCED)
+        yield from self._take(effect.owner, message, nbytes, effect.name[0] == SUM)
 
     def _receive(self, effect: Receive) -> Steps:
         message = yield from self._sending.receive(self._rank, effect.source, self._number)

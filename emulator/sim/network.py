@@ -26,13 +26,8 @@ from functools import partial
 from simpy import Environment, Event
 from simpy.events import EventPriority, Timeout
 
+from emulator.ethernet import FRAME, HEADERS
 from emulator.sim.fair import share
-
-HEADERS = 14 + 20 + 20 + 12
-"""Bytes of an Ethernet, an IPv4 and a TCP header with timestamps: a frame without payload."""
-SEGMENT = 1500 - 20 - 20 - 12
-"""Payload bytes of a full segment at Ethernet's MTU; its frame is 1514 bytes."""
-FRAME = HEADERS + SEGMENT
 
 WIRE_RATE = 4e9
 """Bytes per second at which a link that has tokens passes them: a veth pair without limits carried 4.2 GB/s here."""

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from simpy import Environment, Event
 
 from emulator.sim.connection import Channel, Connections
-from frogtorch.collectives.interest import SMALL_BYTES, interests, unasked
+from frogtorch.collectives.interest import FRAME_BYTES, SMALL_BYTES, interests, unasked
 from frogtorch.effects import Name
 
-FRAME_BYTES = 128 * 1024
-"""Most payload in a frame of FrogNet Memory."""
 FRAME_HEADER = 64
 """Bytes before the payload of a frame: 32 of fixed header, and two texts, such as ``ars.0.3`` and what the round is."""
 

@@ -16,6 +16,11 @@ SMALL_BYTES = 16 * 1024
 """A cell of at most this many bytes goes unasked to the members that subscribed to its kind."""
 
 
+FRAME_BYTES = 128 * 1024
+"""Most payload in a frame of FrogNet Memory. A small cell or a request waits for the rest of a frame at most, so it is
+no longer than what the kernel is let keep unsent (:data:`frogtorch.memory.connection.UNSENT_BYTES`)."""
+
+
 class Interest(NamedTuple):
     """A subscription: to the cells of a kind, or only to those whose name ends in `last`."""
 

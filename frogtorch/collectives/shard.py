@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from frogtorch.effects import Collective, Combine, Group, Publish, Read, Region, Release, Stage, Together
 
+SUM = "arr"
+"""Kind of the cells that hold a sum, which the second phase reads; those of contributions are ``"ars"``."""
+
 CHUNK_BYTES = 1 << 20
 """Default size of a chunk of :func:`pipelined`, in bytes."""
 
@@ -42,7 +45,7 @@ def _lane(group: Group, chunk: int, slices: list[Region], op: str) -> Collective
             # written here, and nobody but owner k reads it.
             yield Publish(("ars", chunk, k), slices[k], readers=1)
     yield Together([_own(group, chunk, slices[group.rank], op)]
-                   + [Read(("arr", chunk, p), owner=p, into=slices[p]) for p in group.peers if slices[p].count])
+                   + [Read((SUM, chunk, p), owner=p, into=slices[p]) for p in group.peers if slices[p].count])
 
 
 def _own(group: Group, chunk: int, mine: Region, op: str) -> Collective:
@@ -56,4 +59,4 @@ def _own(group: Group, chunk: int, mine: Region, op: str) -> Collective:
     yield Combine(mine, [part.get(r, mine) for r in range(group.size)], op)
     yield Release(stage)
     # A copy: the caller has the whole tensor, and may change it, before the last peer has read this slice.
-    yield Publish(("arr", chunk, group.rank), mine, readers=len(group.peers), copy=True)
+    yield Publish((SUM, chunk, group.rank), mine, readers=len(group.peers), copy=True)

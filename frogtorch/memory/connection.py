@@ -6,9 +6,10 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
+from frogtorch.collectives.interest import FRAME_BYTES
 from frogtorch.memory import wire
 from frogtorch.memory.faults import PeerLost, ProtocolError
-from frogtorch.memory.wire import ATOMIC_BYTES, FRAME_BYTES, FRAME_MAX, Kind
+from frogtorch.memory.wire import ATOMIC_BYTES, FRAME_MAX, Kind
 
 if TYPE_CHECKING:
     from frogtorch.memory.cells import Cell, Reading, Tally

@@ -34,6 +34,7 @@ class Loop:
         self.lock = threading.Lock()
         self._around = around
         self.memories: set[Memory] = set()
+        self.failed = False  # the thread is gone: nothing would ever be served
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._bell, selectors.EVENT_READ)
@@ -79,8 +80,13 @@ class Loop:
         os.close(self._bell)
 
     def after_fork(self) -> None:
-        """In a forked child: let go of the parent's sockets, or its death would go unnoticed by its peers."""
+        """In a forked child: let go of the parent's sockets, or its death would go unnoticed by its peers.
+
+        Its groups are the parent's; the lock may have been held by a thread that is not here.
+        """
+        self.lock = threading.Lock()
         for memory in self.memories:
+            memory.closed = GroupClosed(f"group {memory.space} belongs to the process that this one was forked from")
             for connection in memory.connections.values():
                 connection.sock.close()
         self._selector.close()
@@ -99,6 +105,7 @@ class Loop:
             return self._turn(events)
         except BaseException as error:
             # A dead I/O thread would look like a network that hangs: let everybody who waits know instead.
+            self.failed = True
             for memory in list(self.memories):
                 memory.abort(GroupClosed(f"the I/O thread of frogtorch failed: {error!r}"))
             raise

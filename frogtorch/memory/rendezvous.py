@@ -153,8 +153,13 @@ class _Meeting:
             # From the address that the others know us by; a host with several may be shaped or filtered by it.
             with contextlib.suppress(OSError):
                 sock.bind((self.listener.getsockname()[0], 0))
-        with contextlib.suppress(BlockingIOError):
+        try:
             sock.connect(tuple(endpoint))
+        except BlockingIOError:
+            pass  # as it should: it is under way
+        except OSError as error:
+            raise RendezvousError(f"group {self.group!r}: rank {self.rank} cannot connect to rank {peer} at "
+                                  f"{endpoint}: {error}") from error
 
     def _accept(self) -> None:
         try:

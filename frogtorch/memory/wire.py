@@ -29,17 +29,13 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from frogtorch.collectives.interest import SMALL_BYTES, Interest
+from frogtorch.collectives.interest import FRAME_BYTES, SMALL_BYTES, Interest
 from frogtorch.effects import Name
 from frogtorch.memory.faults import ProtocolError
 
 VERSION = 1
 
 HEADER = struct.Struct("!BBBxIQQQ")
-
-FRAME_BYTES = 128 * 1024
-"""Most payload in a frame. A request or a small cell waits for the rest of a frame at most, so it is no longer than
-what the kernel is let keep unsent (:data:`frogtorch.memory.connection.UNSENT_BYTES`)."""
 
 ATOMIC_BYTES = SMALL_BYTES
 """A payload up to this size is taken in one piece from the receive buffer, which therefore holds any such frame."""

@@ -71,29 +71,36 @@ def test_a_path_is_valid_within_one_per_cent_and_three_tenths_of_a_millisecond()
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 def test_links_are_what_the_topology_says(tmp_path):
     world = topology_of(tmp_path, "  a: {site: s}\n  b: {site: s}\n  c: {site: s}\n",
                         "  - {between: [s, s], delay: 35 ms, rate: 0.7 MB/s}\n  - {from: a, to: b, rate: 1.4 MB/s}\n"
                         "  - {between: [b, c], window: 64 KiB, rate: unlimited}\n")
     told = []
-    with Network(world, f"fidelity-{os.getpid()}", speedup=10) as network:
-        found = {(path.source, path.target): path for path in probe(network, lambda *args: told.append(args[:2]))}
-    assert set(found) == {(a, b) for a in "abc" for b in "abc" if a != b}
-    # 7 ms there and back; 7 and 14 MB/s with Ethernet's headers; and 65,535 bytes each round trip. Twice what a
-    # campaign is allowed, as other tests may have the machine.
-    for pair, path in found.items():
-        assert path.rtt == pytest.approx(7e-3, abs=0.6e-3)
-        if set(pair) == {"b", "c"}:
-            assert path.goodput * path.rtt == pytest.approx(65_535, rel=0.06)
+
+    def wrong(path):
+        # 7 ms there and back; 7 and 14 MB/s with Ethernet's headers; and 65,535 bytes each round trip. Twice what a
+        # campaign is allowed.
+        if {path.source, path.target} == {"b", "c"}:
+            goodput = path.goodput * path.rtt == pytest.approx(65_535, rel=0.06)
         else:
-            assert path.goodput == pytest.approx((14e6 if pair == ("a", "b") else 7e6) * 1448 / 1514, rel=0.02)
+            rate = 14e6 if (path.source, path.target) == ("a", "b") else 7e6
+            goodput = path.goodput == pytest.approx(rate * 1448 / 1514, rel=0.02)
+        return not (goodput and path.rtt == pytest.approx(7e-3, abs=0.6e-3))
+
+    with Network(world, f"fidelity-{os.getpid()}", speedup=10) as network:
+        # A machine that is busy elsewhere disturbs one probe; a link that is wrong is wrong each time.
+        for _ in range(3):
+            told.clear()
+            found = probe(network, lambda *args: told.append(args[:2]))
+            if not any(map(wrong, found)):
+                break
+    assert {(path.source, path.target) for path in found} == {(a, b) for a in "abc" for b in "abc" if a != b}
+    assert [path for path in found if wrong(path)] == []
     assert told[0] == (0, 6)
     assert told[-1] == (6, 6)
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 def test_two_flows_share_an_access_max_min_fairly(tmp_path):
     world = topology_of(
         tmp_path, "  a: {site: s, access: {up: 20 MB/s}}\n  b: {site: s}\n  c: {site: s}\n"

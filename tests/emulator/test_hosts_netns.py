@@ -62,10 +62,6 @@ signal.pause()
 """
 
 
-def rooted(test):
-    return pytest.mark.root(pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")(test))
-
-
 @pytest.fixture
 def world(tmp_path):
     return written(tmp_path, "  - {between: [s, s], delay: 5 ms, rate: 10 MB/s}\n")
@@ -94,8 +90,15 @@ def ours():
 
 def delay_processes():
     """Those that this process has started."""
-    return subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "delayd.py"], capture_output=True, text=True,
-                          check=False).stdout.split()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"delayd.py" in (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue      # it has ended meanwhile
+    return found
 
 
 def in_host(network, host, action):
@@ -114,7 +117,7 @@ def in_host(network, host, action):
         return json.loads(answer.read())
 
 
-@rooted
+@pytest.mark.root
 def test_hosts_come_up_with_names_and_addresses_of_their_own(world):
     devices = set(os.listdir("/sys/class/net"))
     with Network(world, RUN) as network:
@@ -130,7 +133,7 @@ def test_hosts_come_up_with_names_and_addresses_of_their_own(world):
     network.down()
 
 
-@rooted
+@pytest.mark.root
 def test_a_process_that_enters_sees_only_its_host(world):
     with Network(world, RUN, speedup=5) as network:
         names, routes = in_host(network, "b", lambda: (
@@ -143,7 +146,7 @@ def test_a_process_that_enters_sees_only_its_host(world):
         assert routes.count("rto_min lock 40ms") == 2 or routes.count("rto_min 40ms") == 2
 
 
-@rooted
+@pytest.mark.root
 def test_a_rank_that_fails_does_not_take_the_network_down(world):
     with Network(world, RUN) as network:
         child = os.fork()
@@ -157,7 +160,7 @@ def test_a_rank_that_fails_does_not_take_the_network_down(world):
         network.check()
 
 
-@rooted
+@pytest.mark.root
 def test_a_run_is_up_once(world):
     with Network(world, RUN) as network:
         with pytest.raises(LinkError, match=f"run {RUN} is up already"):
@@ -166,7 +169,7 @@ def test_a_run_is_up_once(world):
         assert len(ours()) == 4
 
 
-@rooted
+@pytest.mark.root
 def test_a_foreign_namespace_of_such_a_name_is_refused_and_kept(world):
     foreign = f"ft-{RUN}-1"
     subprocess.check_call(["ip", "netns", "add", foreign])
@@ -179,7 +182,7 @@ def test_a_foreign_namespace_of_such_a_name_is_refused_and_kept(world):
         subprocess.check_call(["ip", "netns", "del", foreign])
 
 
-@rooted
+@pytest.mark.root
 def test_what_is_half_made_is_taken_back(world, monkeypatch):
     real = shaping.up
 
@@ -193,7 +196,7 @@ def test_what_is_half_made_is_taken_back(world, monkeypatch):
     assert RUN not in runs()
 
 
-@rooted
+@pytest.mark.root
 def test_an_interrupt_on_the_way_up_leaves_nothing(world, monkeypatch):
     def interrupted(network):
         network.engine.up(network.shaped)
@@ -206,7 +209,7 @@ def test_an_interrupt_on_the_way_up_leaves_nothing(world, monkeypatch):
     assert not delay_processes()
 
 
-@rooted
+@pytest.mark.root
 @pytest.mark.parametrize("moment", [0, 1, 4, 7, 10, 13, "up"])
 def test_down_after_a_kill_leaves_nothing_and_touches_nothing_else(world, moment):
     foreign = f"ft-{RUN}x-0"      # begins like ours, and is not
@@ -242,7 +245,7 @@ def test_down_after_a_kill_leaves_nothing_and_touches_nothing_else(world, moment
         subprocess.check_call(["ip", "netns", "del", foreign])
 
 
-@rooted
+@pytest.mark.root
 def test_a_dead_delay_process_is_noticed_and_named(world):
     with Network(world, RUN, engine="nfqueue") as network:
         victim, = ledger.members(f"ft-{RUN}-1")
@@ -253,7 +256,7 @@ def test_a_dead_delay_process_is_noticed_and_named(world):
             network.check()
 
 
-@rooted
+@pytest.mark.root
 def test_jitter_and_loss_need_netem(tmp_path):
     for field, value in (("jitter", "1 ms"), ("loss", "1 %")):
         world = written(tmp_path, f"  - {{between: [s, s], delay: 5 ms, {field}: {value}}}\n")

@@ -163,3 +163,15 @@ def test_abort_ends_what_is_under_way(world):
     (text, seconds), _ = world(2, run, timeout=20, options=SHARD).results()
     assert seconds < 10
     assert "rank 1 at 127.0.0.1" in text
+
+
+def test_a_tensor_that_cannot_be_written_fails_its_own_collective_alone(ranks):
+    def run(rank, size):
+        text, _ = failure(lambda: dist.all_reduce(torch.zeros(1).expand(4)))
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        return text, x.tolist()
+
+    for text, after in ranks(2, run, timeout=10.0):
+        assert "written-to tensor" in text  # torch's own words
+        assert after == [2.0, 2.0, 2.0]

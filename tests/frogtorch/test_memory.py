@@ -136,10 +136,16 @@ def test_telemetry_counts_every_byte(ranks, size):
         assert 0 < record["phase1"] <= record["seconds"]
         assert 0 < record["phase2"] <= record["seconds"]
         assert sorted(record["peers"]) == sorted(str(p) for p in range(size) if p != rank)
+        for peer, seen in record["peers"].items():
+            # Their contributions to my slice, then the sum of theirs, for which all of phase 1 was waited.
+            assert seen["phase1"]["bytes"] == 4 * own
+            assert seen["phase2"]["bytes"] == 4 * (count // size + (int(peer) < count % size))
+            assert seen["phase1"]["wait"] <= seen["phase2"]["wait"] <= record["seconds"]
         assert (record["collective"], record["algorithm"], record["op"], record["dtype"], record["nbytes"]) == (
             "all_reduce", "shard", "sum", "float32", 4 * count)
         assert (record["round"], barrier["round"], barrier["algorithm"], barrier["phase1"]) == (0, 1, None, None)
         assert barrier["payload_received"] == size - 1
+        assert [seen["phase2"] for seen in barrier["peers"].values()] == [None] * (size - 1)
 
 
 def test_memory_is_empty_when_all_have_read(ranks):

@@ -15,6 +15,7 @@ def joined(predictions, measurements):
 
 def predictions(nbytes, seconds, closed=1.0, arm="shard", workload="all_reduce", hosts=HOSTS):
     point = {"arm": arm, "world_size": 2, "hosts": hosts, "workload": workload, "nbytes": nbytes}
+    point |= {"date": "2026-01-02T03:04:05+00:00", "topology_sha256": "7" * 64}
     both = [Prediction(**point, basis="blind", seconds=seconds)]
     return both if closed is None else [*both, Prediction(**point, basis="closed form", seconds=closed)]
 

@@ -30,7 +30,8 @@ def test_fields_of_a_later_version_are_kept(tmp_path):
 
 
 def test_fields_that_version_1_left_out_have_defaults(tmp_path):
-    file = lines(tmp_path / "p.jsonl", {"schema": 1, **POINT, "basis": "blind", "seconds": 2.0})
+    file = lines(tmp_path / "p.jsonl", {"schema": 1, **POINT, "basis": "blind", "seconds": 2.0, "date": "2026-01-02",
+                                          "topology_sha256": "7" * 64})
     (prediction,) = load(file, Prediction)
     assert (prediction.speedup, prediction.received_bytes, prediction.detail) == (1.0, (), {})
     assert prediction.key == ("shard", 2, "all_reduce", 4096) == Measurement(**MEASUREMENT).key

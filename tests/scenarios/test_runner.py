@@ -105,12 +105,53 @@ def test_a_scenario_is_predicted_then_measured(scenario, tmp_path):
         gloo, shard = (sorted(m.seconds for m in measured if (m.arm, m.world_size, m.nbytes, m.speedup)
                               == (arm, world, 2_100_000, 10.0)) for arm in ("gloo", "shard"))
         assert low < gloo[0] / shard[0] < high
+    # Every path of the three hosts, before and after each of the three campaigns.
+    probed = records.load(run / "fidelity.jsonl", records.Fidelity)
+    assert sorted((p.campaign, p.when) for p in probed) == sorted(
+        (campaign, when) for campaign in range(3) for when in ("before", "after") for _ in range(6))
+    environment = json.loads((run / "environment.json").read_text())
+    assert [network["speedup"] for network in environment["networks"]] == [10, 5, 1]
+    assert (run / "predictions.jsonl").stat().st_mtime < (run / "fidelity.jsonl").stat().st_mtime
     telemetry = [json.loads(line) for line in (run / "telemetry" / "rank0.jsonl").read_text().splitlines()]
     received = {seen["payload_received"] for seen in telemetry
                 if (seen["world_size"], seen["nbytes"]) == (3, 2_100_000) and seen["collective"] == "all_reduce"}
     assert received == {2_800_000}  # 2(W-1)/W of the tensor
     assert "W = 3" in done.stdout
     assert {"points.csv", "times.png", "slopes.png"} <= {file.name for file in run.iterdir()}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_training_is_calibrated_predicted_and_measured(scenario, tmp_path):
+    scenario.write_text("name: train\ntopology: topology.yaml\nworlds: {2: [one, far]}\narms: [gloo, shard]\n"
+                        "speedup: 10\ntraining: {steps: 4, warmup: 2}\n")
+    run = tmp_path / "run"
+    done = frogtorch("compare", scenario, "--output", run)
+    assert done.returncode == 0, done.stderr
+    compute = json.loads((run / "compute.json").read_text())["2"]
+    assert 0 < compute["first_bucket"] < compute["backward"]
+    computing = compute["forward"] + compute["backward"] + compute["optimiser"]
+    measured = records.load(run / "measurements.jsonl", records.Measurement)
+    assert sorted((m.arm, m.repetition) for m in measured) == [(arm, n) for arm in ("gloo", "shard") for n in (2, 3)]
+    for m in measured:
+        assert m.nbytes == 16_867_332
+        assert m.seconds == pytest.approx((m.clock_seconds - computing) * 10 + computing)
+        assert m.seconds > 16_867_332 / 2e6  # each rank's half goes over the path of 2 MB/s, twice
+    outcomes = records.load(run / "outcomes.jsonl", records.Outcome)
+    assert sorted((o.arm, o.rank) for o in outcomes) == [(arm, rank) for arm in ("gloo", "shard") for rank in (0, 1)]
+    # Two terms have one order of summation, so even the arms agree to the bit.
+    assert len({o.parameters_sha256 for o in outcomes}) == 1
+    # One bucket in the first step, two in each of the three others.
+    assert {o.all_reduces for o in outcomes if o.arm == "shard"} == {7}
+    # The same step, predicted again from what was calibrated, is the same; measured from there, it is a run as well.
+    again = tmp_path / "again"
+    assert frogtorch("predict", scenario, "--output", again, "--compute", run / "compute.json").returncode == 0
+    assert [p.seconds for p in records.load(again / "predictions.jsonl", records.Prediction)] == [
+        p.seconds for p in records.load(run / "predictions.jsonl", records.Prediction)]
+    (again / "topology.yaml").write_text(TOPOLOGY.replace("2 MB/s", "3 MB/s"))
+    other = frogtorch("measure", again)
+    assert other.returncode == 1
+    assert "predictions are about another topology.yaml" in other.stderr
 
 
 @pytest.mark.root
