@@ -204,7 +204,9 @@ class Operation:
             self._engine.pool.put(room)
         self._staged.clear()
         self._record.end = time.monotonic()
-        self._done(None if error is None else self._explained(error))
+        # Once the caller knows, its process may end: what this rank owes the others is out of its hands first.
+        result = None if error is None else self._explained(error)
+        self._memory.when_flushed.append(lambda: self._done(result))
 
     # Effects --------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ class Memory:
         self.operations: dict[int, Operation] = {}
         self.next_round = 0
         self.dirty: set[Connection] = set()  # connections with something to flush
+        self.when_flushed: list[Callable[[], None]] = []  # called once, after the next flush
         self.closed: MemoryFault | None = None
         self._cells: dict[Key, Cell] = {}
         # Requests that stand, and cells that came unasked and wait, by round: a round that ends takes its own along.
@@ -148,9 +149,12 @@ class Memory:
         return min((one.deadline for one in self.operations.values()), default=float("inf"))
 
     def flush(self) -> None:
-        """Hand what was queued to the kernel."""
+        """Hand what was queued to the kernel, as far as it takes it; then tell those who wait for that."""
         while self.dirty:
             self.dirty.pop().flush()
+        told, self.when_flushed = self.when_flushed, []
+        for tell in told:
+            tell()
 
     # Cells ----------------------------------------------------------------------------------------------------
 
@@ -435,4 +439,5 @@ class Memory:
         for cell in list(self._cells.values()):
             self._retire(cell)
         self.loop.remove(self)
+        self.flush()
         self._quiet.notify_all()
