@@ -54,6 +54,40 @@ class Cell:
         self.retired = retired  # called once, when the cell goes; it may own the bytes of `view`
 
 
+class Inbox:
+    """Cells of one peer that came unasked, before their reads: what each is part of, and its bytes."""
+
+    __slots__ = ("_rounds", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """Bytes of all of them."""
+        self._rounds: dict[int, dict[bytes, tuple[bytes, bytes]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rounds.values()))
+
+    def put(self, frame: Frame, payload: memoryview) -> None:
+        """Keep a cell."""
+        self.nbytes += len(payload)
+        self._rounds.setdefault(frame.round, {})[frame.name] = frame.what, bytes(payload)
+
+    def pop(self, key: Key) -> tuple[bytes, bytes] | None:
+        """What a cell is part of, and its bytes, which the inbox no longer has; None if it has not come."""
+        came = self._rounds.get(key[0], {}).pop(key[1], None)
+        if came is not None:
+            self.nbytes -= len(came[1])
+        return came
+
+    def kinds(self, number: int) -> set[bytes]:
+        """What the cells of a round are part of."""
+        return {what for what, _ in self._rounds.get(number, {}).values()}
+
+    def forget(self, number: int) -> None:
+        """Let the cells of a round go."""
+        self.nbytes -= sum(len(data) for _, data in self._rounds.pop(number, {}).values())
+
+
 class Reading:
     """A read under way: stands at the owner until the cell is published, then is filled.
 

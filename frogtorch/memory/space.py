@@ -9,7 +9,7 @@ from typing import Protocol
 
 from frogtorch.collectives.interest import SMALL_BYTES, Interest, unasked
 from frogtorch.effects import Name
-from frogtorch.memory.cells import Address, Cell, Key, Reading, Tally
+from frogtorch.memory.cells import Address, Cell, Inbox, Key, Reading, Tally
 from frogtorch.memory.connection import Connection
 from frogtorch.memory.endpoint import Endpoint
 from frogtorch.memory.faults import GroupClosed, MemoryFault, Mismatch, PeerGaveUp, PeerLost, ProtocolError
@@ -68,8 +68,7 @@ class Memory:
         self._asked: dict[int, dict[bytes, list[Connection]]] = {}
         self._standing = dict.fromkeys(self.connections, 0)
         self._reads: dict[int, dict[Key, Reading]] = {peer: {} for peer in self.connections}
-        self._inbox: dict[int, dict[int, dict[bytes, tuple[bytes, bytes]]]] = {peer: {} for peer in self.connections}
-        self._inbox_bytes = dict.fromkeys(self.connections, 0)
+        self._inbox = {peer: Inbox() for peer in self.connections}
         self._gone: dict[int, MemoryFault] = {}  # peers that are lost or have left
         self._gave_up: dict[tuple[int, int], str] = {}  # (peer, round): why
         self._ended: dict[int, bytes] = {}  # what the latest rounds were
@@ -113,10 +112,9 @@ class Memory:
     def early(self, number: int) -> MemoryFault | None:
         """What is wrong with what came for this round before it began here, if anything is."""
         what = self.operations[number].what
-        for peer, box in self._inbox.items():
-            for theirs, _ in box.get(number, {}).values():
-                if theirs != what:
-                    return self._differs(number, what, peer, theirs)
+        for peer, inbox in self._inbox.items():
+            for theirs in inbox.kinds(number) - {what}:
+                return self._differs(number, what, peer, theirs)
         return None
 
     def end(self, number: int, error: BaseException | None = None) -> None:
@@ -126,8 +124,7 @@ class Memory:
         self._tallies.pop(number, None)
         for peer in self.connections:
             self._gave_up.pop((peer, number), None)
-            for _, data in self._inbox[peer].pop(number, {}).values():
-                self._inbox_bytes[peer] -= len(data)
+            self._inbox[peer].forget(number)
         if error is not None:
             text = str(error).encode()[:TEXT_MAX]
             for peer, connection in self.connections.items():
@@ -228,10 +225,9 @@ class Memory:
         Raises PeerLost or PeerGaveUp if its owner is known to be gone, Mismatch if the cell that came is another.
         """
         owner, key = reading.owner, (reading.round, reading.name)
-        came = self._inbox[owner].get(reading.round, {}).pop(reading.name, None)
+        came = self._inbox[owner].pop(key)
         if came is not None:
             what, data = came
-            self._inbox_bytes[owner] -= len(data)
             if what != reading.what or len(data) != len(reading.view):
                 raise self._wrong(reading, what, len(data))
             reading.view[:] = data
@@ -318,13 +314,12 @@ class Memory:
         if operation is not None and operation.what != frame.what:
             operation.fail(self._differs(frame.round, operation.what, connection.rank, frame.what))
             return
-        peer = connection.rank
-        self._inbox_bytes[peer] += len(payload)
-        if self._inbox_bytes[peer] > INBOX_BYTES:
+        inbox = self._inbox[connection.rank]
+        if inbox.nbytes + len(payload) > INBOX_BYTES:
             raise ProtocolError(f"more than {INBOX_BYTES >> 20} MiB came from {connection} unasked and unread: it is "
                                 f"at round {frame.round}, rank {self.rank} at {self.next_round}")
         self.tally(frame.round).socket_received += head + len(payload)
-        self._inbox[peer].setdefault(frame.round, {})[frame.name] = frame.what, bytes(payload)
+        inbox.put(frame, payload)
 
     def _ask(self, connection: Connection, frame: Frame, head: int) -> None:
         key = frame.round, frame.name

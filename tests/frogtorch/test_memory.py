@@ -158,7 +158,7 @@ def test_memory_is_empty_when_all_have_read(ranks):
         time.sleep(0.2)
         boxes = [memory._cells, memory._asked, memory._tallies, memory.operations, *memory._reads.values(),
                  *memory._inbox.values()]
-        return [len(box) for box in boxes], list(memory._inbox_bytes.values())
+        return [len(box) for box in boxes], [inbox.nbytes for inbox in memory._inbox.values()]
 
     for lengths, inbox_bytes in ranks(3, run):
         assert sum(lengths) == 0
