@@ -122,6 +122,8 @@ class Fidelity(Record):
     expected_goodput: float | None
     """None on a path without a limit, whose goodput is not judged."""
     valid: bool
+    attempts: int = 1
+    """How often it was measured: a path that is off is measured again; the values are the last ones."""
 
 
 class Collective(Record):

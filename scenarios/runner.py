@@ -172,7 +172,8 @@ class Runner:
         append(self._directory / "fidelity.jsonl", [
             Fidelity(campaign=campaign.index, when=when, speedup=campaign.speedup, source=path.source,
                      target=path.target, rtt_seconds=path.rtt, expected_rtt_seconds=path.expected_rtt,
-                     goodput=path.goodput, expected_goodput=path.expected_goodput, valid=path.valid)
+                     goodput=path.goodput, expected_goodput=path.expected_goodput, valid=path.valid,
+                     attempts=path.attempts)
             for path in fidelity.probe(network, self._stages.at)])
 
 

@@ -24,6 +24,7 @@ GOODPUT_TOLERANCE = 0.01
 RTT_TOLERANCE = 0.03
 RTT_SLACK = 0.3e-3           # seconds
 ECHOES = 21
+ATTEMPTS = 3
 LEAST_BYTES = 8_000_000      # of payload a path
 LEAST_TIME = 0.6             # seconds of it: else a stall of a few milliseconds makes a fast path slow
 SETTLING = 0.1               # seconds at the least before it counts
@@ -60,6 +61,8 @@ class PathFidelity:
     expected_rtt: float
     goodput: float
     expected_goodput: float | None
+    attempts: int = 1
+    """How often it was measured; the values are the last ones."""
 
     @property
     def rtt_error(self) -> float:
@@ -81,26 +84,37 @@ class PathFidelity:
 def probe(network: Probed, progress: Progress | None = None) -> list[PathFidelity]:
     """Measure every directed path of a network that is up and idle, in the topology's order.
 
-    `progress` is called with paths done, paths in all, and what is being measured. Raises LinkError if a link does
-    not pass packets, or its engine has failed.
+    A path that is off is measured again, :data:`ATTEMPTS` times in all: what a busy machine does to one probe passes, a
+    wrong link stays wrong. `progress` is called with paths done, paths in all, and what is being measured. Raises
+    LinkError if a link does not pass packets, or its engine has failed.
     """
     tell: Progress = progress or (lambda done, total, text: None)
     topology = network.shaped
     network.check()
-    total = len(topology.paths)
-    tell(0, total, "idle round trips")
     nominal = {(path.source, path.target): round_trip(topology, path) for path in topology.paths}
-    measured = round_trips(network.namespaces, network.addresses, nominal, ECHOES)
-    goodput: dict[tuple[str, str], float] = {}
-    for paths in schedule(topology):
-        tell(len(goodput), total, "goodput of " + (f"{paths[0].source} -> {paths[0].target}" if len(paths) == 1
-                                                    else f"{len(paths)} paths"))
-        goodput |= goodputs(network, paths)
-    tell(total, total, "links measured")
+    found: dict[tuple[str, str], PathFidelity] = {}
+    wanted = list(topology.paths)
+    for attempt in range(1, ATTEMPTS + 1):
+        total = len(wanted)
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        tell(0, total, f"idle round trips{again}")
+        # All of them, also for a few: a machine that is asked less sleeps more deeply, and answers later.
+        measured = round_trips(network.namespaces, network.addresses, nominal, ECHOES)
+        goodput: dict[tuple[str, str], float] = {}
+        for paths in schedule(topology, wanted):
+            tell(len(goodput), total, "goodput of " + (f"{paths[0].source} -> {paths[0].target}" if len(paths) == 1
+                                                       else f"{len(paths)} paths") + again)
+            goodput |= goodputs(network, paths)
+        for path in wanted:
+            pair = path.source, path.target
+            found[pair] = PathFidelity(*pair, measured[pair], nominal[pair], goodput[pair],
+                                       expected_goodput(topology, path), attempt)
+        wanted = [path for path in wanted if not found[path.source, path.target].valid]
+        if not wanted:
+            break
+    tell(len(nominal), len(nominal), "links measured")
     network.check()
-    return [PathFidelity(path.source, path.target, measured[path.source, path.target],
-                         nominal[path.source, path.target], goodput[path.source, path.target],
-                         expected_goodput(topology, path)) for path in topology.paths]
+    return [found[pair] for pair in nominal]
 
 
 def expected_goodput(topology: Topology, path: Path) -> float | None:
@@ -122,8 +136,8 @@ def _ceiling(topology: Topology, path: Path) -> float | None:
     return min(limits, default=None)
 
 
-def schedule(topology: Topology) -> list[list[Path]]:
-    """Rounds of paths that can be measured side by side, each path in one of them."""
+def schedule(topology: Topology, wanted: Sequence[Path]) -> list[list[Path]]:
+    """Rounds of the `wanted` paths that can be measured side by side, each path in one of them."""
     rounds: list[list[Path]] = []
     index = {host.name: number for number, host in enumerate(topology.hosts)}
     limited = {host.name for host in topology.hosts if host.up is not None or host.down is not None}
@@ -132,7 +146,7 @@ def schedule(topology: Topology) -> list[list[Path]]:
         common = {one.source, one.target} & {other.source, other.target}
         return len(common) < 2 and not common & limited
 
-    slow = [path for path in topology.paths if not _fast(topology, path)]
+    slow = [path for path in wanted if not _fast(topology, path)]
     # All of one direction first: so that a round fills with it, and the other direction fills the next.
     for path in sorted(slow, key=lambda path: index[path.source] > index[path.target]):
         fitting = (paths for paths in rounds if all(apart(path, other) for other in paths))
@@ -140,7 +154,7 @@ def schedule(topology: Topology) -> list[list[Path]]:
         if chosen is None:
             rounds.append(chosen := [])
         chosen.append(path)
-    return rounds + [[path] for path in topology.paths if _fast(topology, path)]
+    return rounds + [[path] for path in wanted if _fast(topology, path)]
 
 
 def _fast(topology: Topology, path: Path) -> bool:
