@@ -15,7 +15,7 @@ A topology is a page of YAML::
 
     paths:
       - {between: [seattle, new-york], delay: 35 ms}                              # sites, both directions
-      - {between: [seattle-ai, seattle-gateway], rate: 30 MB/s, delay: 200 us}    # hosts, both directions
+      - {between: [seattle-ai, seattle-gateway], rate: 30 MB/s, delay: 100 us}    # hosts, both directions
       - {from: seattle-ai, to: newyork-1, loss: 0.1 %}                            # one direction
 
     groups:                                 # paths that share one bottleneck
