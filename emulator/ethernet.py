@@ -1,4 +1,9 @@
-"""What a full TCP segment is on an Ethernet of MTU 1500, IPv4, with timestamps. Rates count frames, as HTB does."""
+"""What a full TCP segment is on an Ethernet of MTU 1500, IPv4, with timestamps, and how a rate lets frames pass.
+
+Rates count frames, as the kernel's HTB does.
+"""
+
+import math
 
 HEADERS = 14 + 20 + 20 + 12
 """Bytes of an Ethernet, an IPv4 and a TCP header with timestamps (RFC 7323): a frame without payload."""
@@ -8,3 +13,12 @@ FRAME = HEADERS + SEGMENT
 """Bytes of its frame: 1514."""
 PAYLOAD = SEGMENT / FRAME
 """The share of a link's rate that is payload."""
+
+BURST_SECONDS = 1e-3
+"""Seconds of its rate that a limit lets pass at once. Shorter, and a timer that fires late loses rate for good; longer,
+and a small message crosses an idle path for free."""
+
+
+def burst(rate: float) -> int:
+    """Bytes that a limit of `rate` bytes per second lets pass at once: at least a frame."""
+    return max(FRAME, math.ceil(rate * BURST_SECONDS))

@@ -11,8 +11,10 @@ import platform
 import shutil
 from collections.abc import Iterable
 from pathlib import Path as File
+from statistics import median
 from types import TracebackType
 
+from emulator.ethernet import BURST_SECONDS
 from emulator.hosts import ledger
 from emulator.hosts.ledger import Ledger
 from emulator.links import calibration, engines, shaping
@@ -174,19 +176,20 @@ class Network:
             towards_hosts += shaping.down(self.shaped, name, _port(index), self.addresses)
         self._hub.tc(towards_hosts)
 
-    def _describe(self, bias: float) -> dict[str, object]:
+    def _describe(self, bias: dict[tuple[str, str], float]) -> dict[str, object]:
         return {
             "runtime": "netns",
             "engine": self.engine.name,
             "scheduling": self.engine.scheduling,
             # Seconds that each held packet is let go early, and the paths that are too short to be held.
-            "bias": round(bias, 6),
+            "bias": round(median(bias.values()), 6) if bias else 0.0,
+            "biases": {f"{source} -> {target}": round(seconds, 6) for (source, target), seconds in bias.items()},
             "undelayed": [[path.source, path.target] for path in self.shaped.paths
                           if (path.source, path.target) not in self.engine.held],
             "congestion": self.shaped.congestion,
             "speedup": self.speedup,
             "rto_min": _RTO_MIN / self.speedup,
-            "burst_seconds": shaping.SLICE,
+            "burst_seconds": BURST_SECONDS,
             "tcp": _existing(self._tcp()),
             "kernel": platform.release(),
         }

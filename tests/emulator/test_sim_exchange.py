@@ -14,7 +14,7 @@ TOPOLOGIES = pathlib.Path(__file__).parents[2] / "topologies"
 FREE = Costs()
 D = 0.035
 SEGMENT, FRAME, HEADERS = 1448, 1514, 66
-BURST = 3 * FRAME  # of a slow link: two frames, and half a packet of two
+BURST = 2 * FRAME  # of a slow link: a frame, and half a packet of two
 TWO_WAY = 1 + 33 / 1514  # wire bytes for each byte's own: half a frame of acknowledgements from the other direction
 RATE = 700e3
 ARMS = ["gloo", "shard", "pipelined", "whole"]
@@ -162,7 +162,7 @@ def test_the_same_again_is_the_same_to_the_last_bit(arm):
 ])
 @pytest.mark.parametrize("arm", ARMS)
 def test_nothing_beats_the_bytes_of_the_closed_form(name, head_start, arm):
-    """But for bursts: 3 ms, four frames, or a window, that an idle link gives away at the start of a phase."""
+    """But for bursts: 3 ms, three frames, or a window, that an idle link gives away at the start of a phase."""
     topology = load(TOPOLOGIES / f"{name}.yaml")
     hosts = [host.name for host in topology.hosts][:4]
     bytes_only = closed_form(topology, hosts, arm, 8_400_000) - closed_form(topology, hosts, arm, 0)
