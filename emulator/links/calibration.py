@@ -17,9 +17,12 @@ _ECHOES = 135
 _SETTLED = 75e-6
 """Seconds: a common correction below it is noise, and the last."""
 _PASSES = 3
-"""Of common corrections, at most; on a machine with much else to do no correction is small."""
+"""Of common corrections, and then of own ones, at most; on a machine with much else to do no correction is small."""
 _OWN_ECHOES = 21
 """Round trips of each ordered pair for its own correction: as many as the fidelity probe takes."""
+
+_OWN_SETTLED = 120e-6
+"""Seconds: what is within it on every pair was no disturbance."""
 
 Pair = tuple[str, str]
 
@@ -73,8 +76,11 @@ def calibrate(network: Calibrated) -> dict[Pair, float]:
         bias = {way: seconds + common for way, seconds in bias.items()}
         if abs(common) <= _SETTLED:
             break
-    own = too_much(_OWN_ECHOES)
-    for source, target in expected:
-        bias[source, target] += (own[source, target] + own[target, source]) / 2
+    for _ in range(_PASSES):
+        own = too_much(_OWN_ECHOES)
+        for source, target in expected:
+            bias[source, target] += (own[source, target] + own[target, source]) / 2
+        if max(map(abs, own.values())) <= _OWN_SETTLED:
+            break
     engine.hold({way: delays[way] - bias[way] for way in engine.held})
     return bias

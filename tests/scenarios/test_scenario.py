@@ -116,7 +116,7 @@ def test_the_main_job_is_the_sweep_that_tests_the_theory() -> None:
     assert (scenario.arms, scenario.repetitions) == (("gloo", "shard"), 6)
     assert scenario.speedups == {2: 10, 3: 10, 4: 10, 6: 5}
     assert scenario.all_reduce == AllReduce(
-        4096, (2_100_000, 4_200_000, 8_400_000, 16_900_000),
+        4096, (2_097_152, 4_194_304, 8_388_608, 16_867_332),
         tuple(4 * elements for elements in (1024, 4096, 16_384, 65_536, 262_144, 1_048_576)))
     assert scenario.training is None
 
