@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("topology", type=Path, help="a topology, as YAML (topologies/*.yaml)")
     showing.set_defaults(command=_show)
     removing = add("down", _down, "remove what a run left up (after kill -9, say); twice is not an error")
-    removing.add_argument("run", nargs="?", help="the run's id, as `measure` printed it (default: all runs)")
+    removing.add_argument("run", nargs="?",
+                          help="the run's id, as `measure` printed it (default: all whose makers are gone)")
     return parser
 
 

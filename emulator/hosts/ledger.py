@@ -1,8 +1,9 @@
 """What a run owns, written down before it is made, so that it can be taken away after any end of its maker.
 
 ``/run/frogtorch/<run>/`` belongs to one run; making the directory is what claims the name. It holds ``ledger.json``,
-logs, and ``gate``: who makes something holds a shared lock on it meanwhile (:mod:`emulator.links.namespace`), who
-takes the run away waits for the exclusive lock and then removes it.
+logs, ``maker``, on which the maker holds a lock as long as it lives, and ``gate``: who makes something holds a shared
+lock on it meanwhile (:mod:`emulator.links.namespace`), who takes the run away waits for the exclusive lock and then
+removes it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Ledger:
         self.room = ROOM / run_name
         self.gate = self.room / "gate"
         self._file = self.room / "ledger.json"
+        self._maker: int | None = None
 
     def open(self, namespaces: Sequence[str]) -> None:
         """Claim the run, and write down the namespaces that it will make.
@@ -52,6 +54,8 @@ class Ledger:
             self.room.rmdir()
             raise LinkError(f"network namespace {foreign[0]} exists, and was not made by FrogTorch; remove it "
                             f"(ip netns del {foreign[0]}) or name the run otherwise")
+        self._maker = os.open(self.room / "maker", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._maker, fcntl.LOCK_EX)
         self.gate.touch()
         # Renamed into place: a ledger is whole or absent, and absent means that nothing was made.
         draft = self.room / "ledger.draft"
@@ -63,6 +67,9 @@ class Ledger:
 
         Safe to call at any time, by anybody, twice. Raises LinkError if a process survives being killed.
         """
+        if self._maker is not None:
+            os.close(self._maker)
+            self._maker = None
         if not self.room.exists():
             return []
         with _alone(), self._closed():
@@ -76,6 +83,20 @@ class Ledger:
             removed += [f"namespace {name}" for name in here]
             shutil.rmtree(self.room)
         return removed
+
+    def in_use(self) -> bool:
+        """Whether the process that made the run still lives. A kill, of whatever kind, ends its lock."""
+        try:
+            maker = os.open(self.room / "maker", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(maker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(maker)
+        return False
 
     @contextmanager
     def _closed(self) -> Iterator[None]:

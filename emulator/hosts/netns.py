@@ -196,11 +196,18 @@ class Network:
 
 
 def down(run: str | None = None) -> list[str]:
-    """Take away what a run owns (all runs if None): processes and namespaces, and with these devices and qdiscs.
+    """Take away what a run owns: processes and namespaces, and with these devices and qdiscs.
 
-    Returns what was removed, in words. A run that is not up is no error. Raises ValueError for an impossible name.
+    Without a name, what all runs have left whose makers are gone; one that is in use must be named. Returns what was
+    removed, in words. A run that is not up is no error. Raises ValueError for an impossible name.
     """
-    return [line for name in ([run] if run is not None else runs()) for line in Ledger(name).clear()]
+    if run is not None:
+        return Ledger(run).clear()
+    done = []
+    for left in map(Ledger, runs()):
+        done += [f"run {left.run} is in use and was left alone (to end it: frogtorch down {left.run})"] \
+            if left.in_use() else left.clear()
+    return done
 
 
 def refuse(topology: Topology, hosts: Iterable[str]) -> None:

@@ -301,3 +301,12 @@ def test_an_unknown_engine_is_refused(world):
 def test_names_that_are_no_names(world, name):
     with pytest.raises(ValueError, match="is no name for a run"):
         Network(world, name)
+
+
+@pytest.mark.root
+def test_a_run_in_use_goes_only_by_its_name(world):
+    with Network(world, RUN):
+        assert any(f"run {RUN} is in use" in line for line in netns.down())
+        assert ours()
+        netns.down(RUN)
+        assert not ours()
