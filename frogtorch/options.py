@@ -3,67 +3,113 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from frogtorch.collectives import ALL_REDUCE
 from frogtorch.collectives.shard import CHUNK_BYTES
 
-__all__ = ["Options"]
+__all__ = ["Options", "Settings"]
+
+ORDERS = ("rank", "gloo")
 
 
 @dataclass(frozen=True)
 class Options:
     """Settings of a group, for ``init_process_group("frogtorch", pg_options=Options(...))``.
 
-    What is left None is taken from the environment, variable by variable, else from the default. All ranks of a
-    group must have the same `all_reduce` and `chunk_bytes`; they find out if they have not. Raises ValueError for a
-    value that cannot be.
+    What is left None is taken from the environment, variable by variable (``FROGTORCH_`` and the option's name in
+    capitals), else from the default. All ranks of a group must have the same `all_reduce`, `chunk_bytes` and `order`;
+    they find out if they have not. Raises ValueError for a value that cannot be.
     """
 
     all_reduce: str | None = None
-    """Algorithm of all-reduce: ``shard`` (the default), ``pipelined`` or ``whole``; FROGTORCH_ALL_REDUCE."""
+    """Algorithm of all-reduce: ``shard`` (the default), ``pipelined`` or ``whole``."""
 
     chunk_bytes: int | None = None
-    """Largest chunk of a slice in ``pipelined``, in bytes; 1 MiB by default; FROGTORCH_CHUNK_BYTES."""
+    """Largest chunk of a slice in ``pipelined``, in bytes; 1 MiB by default."""
+
+    order: str | None = None
+    """Order of summation: ``rank`` (the default: 0, 1, 2, …) or ``gloo``, which gives the bits of Gloo's ring."""
 
     address: str | None = None
-    """IP address of this host to listen on, and to tell the others; FROGTORCH_ADDRESS. By default the address of the
-    route to the c10d store's host, or else of the first interface that is up."""
+    """IP address of this host to listen on. By default that of the route to the c10d store's host, or else of the first
+    interface that is up."""
+
+    advertise: str | None = None
+    """What the others are told to connect to, where that is not `address`: an IP address, or ``address:port`` (in
+    front of a container whose port is published)."""
+
+    ports: str | None = None
+    """Port to listen on, or a range of them such as ``29600-29699``, of which each group takes a free one. By default
+    the kernel chooses."""
 
     telemetry: str | os.PathLike[str] | None = None
-    """Directory for a file of telemetry a rank; FROGTORCH_TELEMETRY. By default none is written."""
+    """Directory for a file of telemetry a rank. By default none is written."""
 
     def __post_init__(self) -> None:
-        if self.all_reduce is not None and self.all_reduce not in ALL_REDUCE:
-            raise ValueError(f"all_reduce (FROGTORCH_ALL_REDUCE) is one of {', '.join(ALL_REDUCE)}, not "
-                             f"{self.all_reduce!r}")
-        if self.chunk_bytes is not None and (not isinstance(self.chunk_bytes, int) or self.chunk_bytes < 1):
-            raise ValueError(f"chunk_bytes (FROGTORCH_CHUNK_BYTES) is a whole number of bytes, 1 or more, not "
-                             f"{self.chunk_bytes!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                _CHECKS.get(field.name, lambda value: value)(value)
 
     def resolved(self, environment: Mapping[str, str] = os.environ) -> Settings:
         """These options, completed from the environment."""
-        named = {key: environment.get(f"FROGTORCH_{key.upper()}") or None
-                 for key in ("all_reduce", "chunk_bytes", "address", "telemetry")}
-        chunk_bytes, text = self.chunk_bytes, named["chunk_bytes"]
-        if chunk_bytes is None and text is not None:
-            if not text.isdecimal():
-                raise ValueError(f"FROGTORCH_CHUNK_BYTES is a whole number of bytes, such as {CHUNK_BYTES}, not "
-                                 f"{text!r}")
-            chunk_bytes = int(text)
-        found = Options(self.all_reduce or named["all_reduce"], chunk_bytes, self.address or named["address"],
-                        self.telemetry or named["telemetry"])
-        return Settings(found.all_reduce or "shard", found.chunk_bytes or CHUNK_BYTES, found.address,
-                        None if found.telemetry is None else Path(found.telemetry))
+        given: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                value = environment.get(f"FROGTORCH_{field.name.upper()}") or None
+            if value is not None:
+                given[field.name] = _CHECKS.get(field.name, lambda value: value)(value)
+        return Settings(**given)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options with nothing left open."""
 
-    all_reduce: str
-    chunk_bytes: int
-    address: str | None
-    telemetry: Path | None
+    all_reduce: str = "shard"
+    chunk_bytes: int = CHUNK_BYTES
+    order: str = "rank"
+    address: str | None = None
+    advertise: str | None = None
+    ports: tuple[int, int] = (0, 0)
+    telemetry: Path | None = None
+
+
+def _one_of(name: str, known: tuple[str, ...]) -> Any:
+    def check(value: Any) -> str:
+        if value not in known:
+            raise ValueError(f"{name} (FROGTORCH_{name.upper()}) is one of {', '.join(known)}, not {value!r}")
+        return str(value)
+    return check
+
+
+def _chunk_bytes(value: Any) -> int:
+    if not re.fullmatch(r"[0-9]+", str(value)) or int(value) < 1:
+        raise ValueError(f"chunk_bytes (FROGTORCH_CHUNK_BYTES) is a whole number of bytes, 1 or more, such as "
+                         f"{CHUNK_BYTES}, not {value!r}")
+    return int(value)
+
+
+def _ports(value: Any) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", str(value).strip())
+    first, last = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if not 1 <= first <= last <= 65535:
+        raise ValueError(f"ports (FROGTORCH_PORTS) is a port or a range of them from 1 to 65535, such as 29600-29699, "
+                         f"not {value!r}")
+    return first, last
+
+
+_CHECKS: dict[str, Any] = {
+    "all_reduce": _one_of("all_reduce", tuple(ALL_REDUCE)),
+    "chunk_bytes": _chunk_bytes,
+    "order": _one_of("order", ORDERS),
+    "ports": _ports,
+    "telemetry": Path,
+}
+"""What makes of a value, given in Python or as text, what the settings hold; or raises ValueError."""
