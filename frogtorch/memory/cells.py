@@ -23,16 +23,54 @@ Key = tuple[int, bytes]
 """A cell inside one space and one owner: the round, and the name in its wire form."""
 
 
+class Span:
+    """Bytes that came or went: when the first and the last of them did, how many, and how many with the first.
+
+    Times are those of ``time.monotonic``.
+    """
+
+    __slots__ = ("bytes", "first", "head", "last")
+
+    def __init__(self, first: float, last: float, count: int, head: int) -> None:
+        self.first = first
+        self.last = last
+        self.bytes = count
+        self.head = head
+
+    def add(self, first: float, last: float, count: int, head: int) -> None:
+        """Make it the span of these bytes too."""
+        if first < self.first:
+            self.first = first
+            self.head = head
+        if last > self.last:
+            self.last = last
+        self.bytes += count
+
+
 class Tally:
     """Bytes of one round: of cells, and of everything on the group's sockets (headers and requests included)."""
 
-    __slots__ = ("payload_received", "payload_sent", "socket_received", "socket_sent")
+    __slots__ = ("payload_offered", "payload_received", "payload_sent", "sent", "socket_received", "socket_sent")
 
     def __init__(self) -> None:
+        self.payload_offered = 0  # sizes of cells, once for every rank that asked for one or got it unasked
         self.payload_received = 0
         self.payload_sent = 0
         self.socket_received = 0
         self.socket_sent = 0
+        self.sent: dict[int, Span] = {}  # by the rank that the bytes were for
+
+    def sends(self, peer: int, count: int, now: float) -> None:
+        """The kernel has accepted `count` more bytes of cells for rank `peer`."""
+        self.payload_sent += count
+        span = self.sent.get(peer)
+        if span is None:
+            self.sent[peer] = Span(now, now, count, count)
+        else:
+            if now == span.first:
+                span.head += count
+            span.last = now
+            span.bytes += count
 
 
 class Cell:
@@ -92,10 +130,10 @@ class Reading:
     """A read under way: stands at the owner until the cell is published, then is filled.
 
     `done` is called once: with None when the bytes are in place, with the error otherwise. Times are those of
-    ``time.monotonic``; `first` is None until the first byte has come.
+    ``time.monotonic``; `first` is None until the first byte has come, `head` says how many came with it.
     """
 
-    __slots__ = ("done", "first", "got", "last", "name", "owner", "round", "tally", "view", "what")
+    __slots__ = ("done", "first", "got", "head", "last", "name", "owner", "round", "tally", "view", "what")
 
     def __init__(self, number: int, name: bytes, owner: int, what: bytes, view: memoryview, tally: Tally,
                  done: Callable[[Reading, BaseException | None], None]) -> None:
@@ -107,6 +145,7 @@ class Reading:
         self.tally = tally
         self.done = done
         self.got = 0
+        self.head = 0
         self.first: float | None = None
         self.last = 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -158,13 +159,14 @@ class Connection:
         return bool(self._writing)
 
     def _sent(self, count: int) -> None:
+        now = time.monotonic()
         while count:
             piece = self._writing[0]
             taken = min(count, len(piece.view))
             count -= taken
             piece.tally.socket_sent += taken
             if piece.payload:
-                piece.tally.payload_sent += taken
+                piece.tally.sends(self.rank, taken, now)
             if taken < len(piece.view):
                 piece.view = piece.view[taken:]
                 return

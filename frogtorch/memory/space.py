@@ -194,6 +194,7 @@ class Memory:
     def _serve(self, cell: Cell, connection: Connection) -> None:
         if connection.rank in cell.waiting and connection.rank not in cell.sent_to:
             cell.sent_to.add(connection.rank)
+            cell.tally.payload_offered += cell.nbytes
             connection.serve(cell)
 
     def served(self, cell: Cell, peer: int) -> None:
@@ -232,7 +233,7 @@ class Memory:
                 raise self._wrong(reading, what, len(data))
             reading.view[:] = data
             reading.first = reading.last = time.monotonic()
-            reading.got = len(data)
+            reading.got = reading.head = len(data)
             reading.tally.payload_received += len(data)
             return True
         fault = self._unreadable(owner, reading.round)
@@ -265,6 +266,7 @@ class Memory:
         now = time.monotonic()
         if reading.first is None:
             reading.first = now
+            reading.head = count
         reading.last = now
         reading.got += count
         reading.tally.payload_received += count
