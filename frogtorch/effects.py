@@ -13,7 +13,8 @@ A driver promises:
 
 A collective promises:
 
-* it yields effects in an order that depends on rank, world size and region sizes alone, never on arrival;
+* it yields effects in an order that depends on rank, world size, region sizes and the numbers it looks at alone,
+  never on arrival;
 * an empty region is neither published nor read, combined, copied, sent nor received;
 * it does not write into a region that it has published with ``copy=False`` before every reader has it.
 """
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Buffer", "Collective", "Combine", "Copy", "Effect", "Group", "Lane", "Name", "Publish", "Read", "Receive",
+    "Buffer", "Collective", "Combine", "Copy", "Effect", "Group", "Lane", "Look", "Name", "Publish", "Read", "Receive",
     "Region", "Release", "Send", "Stage", "Together",
 ]
 
@@ -53,11 +54,7 @@ class Buffer:
 
         Raises IndexError if it is not inside the buffer (Python's own slices would silently shrink) or has a step.
         """
-        lo = 0 if elements.start is None else elements.start
-        hi = self.count if elements.stop is None else elements.stop
-        if elements.step is not None or not 0 <= lo <= hi <= self.count:
-            raise IndexError(f"[{lo}:{hi}:{elements.step or ''}] is no region of a buffer of {self.count} elements")
-        return Region(self, lo, hi)
+        return Region(self, *_bounds(elements, self.count))
 
     def __repr__(self) -> str:
         return f"Buffer({self.count} x {self.itemsize} B)"
@@ -88,6 +85,11 @@ class Region:
         """Size in bytes."""
         return (self.hi - self.lo) * self.buffer.itemsize
 
+    def __getitem__(self, elements: slice) -> Region:
+        """The region of the elements ``lo:hi`` of this one. Raises IndexError as a buffer does."""
+        lo, hi = _bounds(elements, self.count)
+        return Region(self.buffer, self.lo + lo, self.lo + hi)
+
     def split(self, n: int) -> list[Region]:
         """`n` adjoining regions, as even as can be: the first ``count % n`` have one element more.
 
@@ -106,6 +108,14 @@ class Region:
 
     def __repr__(self) -> str:
         return f"{self.buffer!r}[{self.lo}:{self.hi}]"
+
+
+def _bounds(elements: slice, count: int) -> tuple[int, int]:
+    lo = 0 if elements.start is None else elements.start
+    hi = count if elements.stop is None else elements.stop
+    if elements.step is not None or not 0 <= lo <= hi <= count:
+        raise IndexError(f"[{lo}:{hi}:{elements.step or ''}] is no region of {count} elements")
+    return lo, hi
 
 
 class Group:
@@ -175,6 +185,16 @@ class Copy:
 
 
 @dataclass(slots=True)
+class Look:
+    """Look at `region`, of one element: the result is its bytes as a signed integer.
+
+    For what cannot be known before: a size that another rank says. A driver that knows only sizes refuses it.
+    """
+
+    region: Region
+
+
+@dataclass(slots=True)
 class Stage:
     """Get a :class:`Buffer` to work in: the result. Its content is undefined until written."""
 
@@ -227,6 +247,6 @@ class Together:
         return f"Together({len(self.lanes)} lanes, width={self.width})"
 
 
-Effect = Publish | Read | Combine | Copy | Stage | Release | Send | Receive | Together
+Effect = Publish | Read | Combine | Copy | Look | Stage | Release | Send | Receive | Together
 Collective = Generator[Effect, Any, Any]
 Lane = Effect | Collective

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -25,6 +26,7 @@ from frogtorch.effects import (
     Collective,
     Combine,
     Copy,
+    Look,
     Publish,
     Read,
     Receive,
@@ -258,6 +260,9 @@ class Operation:
     def _copy(self, lane: Lane, effect: Copy) -> None:
         _tensor(effect.into).copy_(_tensor(effect.source))
 
+    def _look(self, lane: Lane, effect: Look) -> int:
+        return int.from_bytes(_bytes(effect.region), sys.byteorder, signed=True)
+
     def _stage(self, lane: Lane, effect: Stage) -> Buffer:
         room = self._engine.pool.get(effect.count * effect.itemsize)
         dtype = self._dtype if effect.itemsize == self._dtype.itemsize else torch.uint8
@@ -287,7 +292,8 @@ class Operation:
 
 _HANDLERS: dict[type, Callable[[Operation, Lane, Any], Any]] = {
     Publish: Operation._publish, Read: Operation._read, Combine: Operation._combine, Copy: Operation._copy,
-    Stage: Operation._stage, Release: Operation._release, Send: Operation._send, Receive: Operation._receive,
+    Look: Operation._look, Stage: Operation._stage, Release: Operation._release, Send: Operation._send,
+    Receive: Operation._receive,
 }
 
 

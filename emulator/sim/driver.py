@@ -22,6 +22,7 @@ from frogtorch.effects import (
     Copy,
     Effect,
     Lane,
+    Look,
     Publish,
     Read,
     Receive,
@@ -85,6 +86,9 @@ class Driver:
                 return self._combine(effect)
             case Copy():
                 return self._work(self._costs.copy * effect.source.nbytes)
+            case Look():
+                raise TypeError("a collective that looks at a number, such as another rank's size, cannot be simulated: "
+                                "regions have sizes here, and no content")
             case Stage():
                 return self._stage(effect)
             case Release():

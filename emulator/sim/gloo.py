@@ -1,9 +1,7 @@
 """Gloo's ring all-reduce, as PyTorch 2.13 runs it: our description, in the vocabulary of effects.
 
-Of S bytes in elements of e bytes, rank r of W receives from r+1 and sends to r-1. The tensor is cut into N segments
-of B bytes, P of them for each rank's chunk::
-
-    M = e · max(1, 1 MiB // e)            N = ⌈max(⌈S/M⌉, 2W) / W⌉ · W      P = N/W      B = ⌈⌈S/N⌉ / e⌉ · e
+Rank r of W receives from r+1 and sends to r-1. The tensor is cut into N segments, P of them for each rank's chunk;
+how, says :mod:`frogtorch.collectives.order`, whose GLOO has this ring's bits by other means.
 
 Phase 1 has N-P steps. Step i sends segment (r+1)P+i and receives segment (r+2)P+i (mod N) into one of two buffers,
 then adds it to its own. Phase 2 has as many: it sends rP+i, receives (r+1)P+i in place. Two steps are in flight, each
@@ -16,28 +14,9 @@ order of summation that the real one was seen to have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from frogtorch.collectives.order import segments
 from frogtorch.effects import Collective, Combine, Group, Lane, Receive, Region, Release, Send, Stage, Together
-
-SEGMENT_BYTES = 1 << 20
-"""Most bytes of a segment."""
-
-
-class Segments(NamedTuple):
-    """How a tensor is cut: `number` segments of `size` elements (the last ones less, or none), `per_rank` a chunk."""
-
-    number: int
-    per_rank: int
-    size: int
-
-
-def segments(count: int, itemsize: int, ranks: int) -> Segments:
-    """Cut a tensor of `count` elements of `itemsize` bytes for a ring of `ranks`."""
-    most = max(1, SEGMENT_BYTES // itemsize)
-    number = max(-(-count // most), 2 * ranks)
-    number = -(-number // ranks) * ranks
-    return Segments(number, number // ranks, -(-count // number))
 
 
 def ring(group: Group, tensor: Region, op: str) -> Collective:

@@ -1,4 +1,4 @@
-"""All-gather: everybody publishes one share and reads the others'."""
+"""Gather: everybody publishes one share, the root reads them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from frogtorch.effects import Collective, Copy, Group, Publish, Read, Region, Together
 
 
-def all_gather(group: Group, mine: Region, into: Sequence[Region]) -> Collective:
-    """Fill ``into[r]`` with the `mine` of rank r, for every r. Shares may differ in size from rank to rank."""
+def gather(group: Group, mine: Region, into: Sequence[Region] | None, root: int) -> Collective:
+    """Fill ``into[r]`` at `root`, which alone has it, with the `mine` of rank r. Shares may differ in size by rank."""
+    if into is None:
+        if mine.count:
+            # A copy: nothing tells this rank when the root has read it.
+            yield Publish(("gth", root), mine, readers=1, copy=True)
+        return
     if mine.count:
-        if group.peers:
-            yield Publish(("agt", group.rank), mine, readers=len(group.peers), copy=True)
-        yield Copy(mine, into[group.rank])
-    yield Together(Read(("agt", p), owner=p, into=into[p]) for p in group.peers if into[p].count)
+        yield Copy(mine, into[root])
+    yield Together(Read(("gth", root), owner=p, into=into[p]) for p in group.peers if into[p].count)

@@ -28,10 +28,16 @@ class Interest(NamedTuple):
     last: int | None = None
 
 
+FOR_ONE = ("ars", "rds", "rdr", "rsc", "gth", "sct", "a2a")
+"""Kinds of cells that one rank reads, in which their name ends."""
+
+FOR_ALL = ("arr", "whl", "bct", "agt", "len", "ent", "bar")
+"""Kinds of cells that every other rank reads."""
+
+
 def interests(rank: int) -> frozenset[Interest]:
-    """What rank `rank` of a group reads in every collective: contributions to its own slice, and what all read."""
-    return frozenset({Interest("ars", rank), Interest("arr"), Interest("whl"), Interest("bct"), Interest("agt"),
-                      Interest("bar")})
+    """What rank `rank` of a group reads in every collective: what is for it alone, and what is for all."""
+    return frozenset({Interest(kind, rank) for kind in FOR_ONE} | {Interest(kind) for kind in FOR_ALL})
 
 
 def unasked(subscribed: Collection[Interest], name: Name, nbytes: int) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from frogtorch.effects import Collective, Combine, Group, Publish, Read, Region, Stage, Together
+from frogtorch.collectives.collect import collect, fold
+from frogtorch.collectives.order import RANK, Order
+from frogtorch.effects import Collective, Group, Publish, Region
 
 
-def whole(group: Group, tensor: Region, op: str) -> Collective:
+def whole(group: Group, tensor: Region, op: str, order: Order = RANK) -> Collective:
     """All-reduce `tensor` in place. One one-way delay, which makes it the choice for a few elements; (W-1)S bytes."""
     if not tensor.count or not group.peers:
         return
     # A copy: this rank may be done, and write, while a peer still reads.
-    yield Publish(("whl", group.rank), tensor, readers=len(group.peers), copy=True)
-    stage = yield Stage(tensor.count * len(group.peers), tensor.itemsize)
-    part = dict(zip(group.peers, stage[:].split(len(group.peers)), strict=True))
-    yield Together(Read(("whl", p), owner=p, into=part[p]) for p in group.peers)
-    yield Combine(tensor, [part.get(r, tensor) for r in range(group.size)], op)
+    yield Publish(("whl",), tensor, readers=len(group.peers), copy=True)
+    _, parts = yield from collect(group, ("whl",), tensor)
+    yield from fold(tensor, parts, order.pieces(tensor, group.size), op)

@@ -4,7 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from emulator.sim.gloo import ring, segments
+from emulator.sim.gloo import ring
+from frogtorch.collectives.order import segments
 from frogtorch.effects import Buffer, Combine, Group, Receive, Release, Send, Stage, Together
 
 # Bytes -> by world size: segments, segments a rank, bytes of a segment, payload messages a rank sends. From PyTorch
