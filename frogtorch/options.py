@@ -9,12 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from frogtorch.collectives import ALL_REDUCE
+from frogtorch.collectives import ALL_REDUCE, ORDERS
 from frogtorch.collectives.shard import CHUNK_BYTES
 
 __all__ = ["Options", "Settings"]
-
-ORDERS = ("rank", "gloo")
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def _ports(value: Any) -> tuple[int, int]:
 _CHECKS: dict[str, Any] = {
     "all_reduce": _one_of("all_reduce", tuple(ALL_REDUCE)),
     "chunk_bytes": _chunk_bytes,
-    "order": _one_of("order", ORDERS),
+    "order": _one_of("order", tuple(ORDERS)),
     "ports": _ports,
     "telemetry": Path,
 }
