@@ -164,6 +164,8 @@ class Operation:
         self._staged: dict[Buffer, Buffer] = {}  # as the collective has it: what it is in the pool
         self._pairs: dict[tuple[str, int], int] = defaultdict(int)  # Sends and Receives so far, by peer
         self._reads: dict[Reading, Lane] = {}
+        record.timeout = timeout
+        record.waiting = self._reads
         self._lanes = Lanes(collective, self._perform, self._cancel, self._end)
 
     def start(self, memory: Memory) -> None:

@@ -48,6 +48,13 @@ class Options:
     telemetry: str | os.PathLike[str] | None = None
     """Directory for a file of telemetry a rank. By default none is written."""
 
+    dump: str | os.PathLike[str] | None = None
+    """Directory to which a rank dumps its last 1,000 collectives when one fails, and when it gets SIGUSR1. By default
+    nothing is dumped, and the signal is left alone. One directory a process."""
+
+    dump_at_exit: bool | None = None
+    """Whether to dump at the end of the process, too; not by default."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
@@ -77,6 +84,15 @@ class Settings:
     advertise: str | None = None
     ports: tuple[int, int] = (0, 0)
     telemetry: Path | None = None
+    dump: Path | None = None
+    dump_at_exit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dump_at_exit and self.dump is None:
+            raise ValueError("dump_at_exit (FROGTORCH_DUMP_AT_EXIT) needs a directory: dump (FROGTORCH_DUMP)")
+        if self.dump is not None and self.dump == self.telemetry:
+            raise ValueError(f"telemetry and dump are two directories, as both hold a rank<r>.jsonl; both are "
+                             f"{self.dump}")
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> Any:
@@ -84,6 +100,15 @@ def _one_of(name: str, known: tuple[str, ...]) -> Any:
         if value not in known:
             raise ValueError(f"{name} (FROGTORCH_{name.upper()}) is one of {', '.join(known)}, not {value!r}")
         return str(value)
+    return check
+
+
+def _switch(name: str) -> Any:
+    def check(value: Any) -> bool:
+        text = str(value).lower()
+        if text not in ("1", "0", "true", "false"):
+            raise ValueError(f"{name} (FROGTORCH_{name.upper()}) is 1 or 0, not {value!r}")
+        return text in ("1", "true")
     return check
 
 
@@ -109,5 +134,7 @@ _CHECKS: dict[str, Any] = {
     "order": _one_of("order", tuple(ORDERS)),
     "ports": _ports,
     "telemetry": Path,
+    "dump": Path,
+    "dump_at_exit": _switch("dump_at_exit"),
 }
 """What makes of a value, given in Python or as text, what the settings hold; or raises ValueError."""

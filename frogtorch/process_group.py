@@ -28,7 +28,8 @@ from frogtorch.memory.faults import GroupClosed
 from frogtorch.memory.rendezvous import rendezvous
 from frogtorch.memory.space import Memory
 from frogtorch.options import Options, Settings
-from frogtorch.telemetry import Record, Telemetry
+from frogtorch.telemetry import GroupInfo, Record, Telemetry, dump
+from frogtorch.telemetry.ranges import Range
 from frogtorch.work import Work
 
 __all__ = ["ProcessGroup", "create"]
@@ -47,9 +48,8 @@ def create(opts: Any, pg_options: Any) -> ProcessGroup:
     if not isinstance(pg_options, Options | None):
         raise TypeError(f"pg_options of the frogtorch backend is a frogtorch.Options, not {pg_options!r}")
     settings = (pg_options or Options()).resolved()
-    ranks = list(opts.global_ranks_in_group)  # empty for the whole world
-    return ProcessGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout, str(opts.group_id), settings,
-                        ranks[opts.group_rank] if ranks else opts.group_rank)
+    ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))  # torch's are empty for the world
+    return ProcessGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout, str(opts.group_id), settings, ranks)
 
 
 def _not_yet(name: str) -> Callable[..., NoReturn]:
@@ -88,7 +88,7 @@ class ProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, settings: Settings,
-                 global_rank: int) -> None:
+                 ranks: tuple[int, ...]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # with a store, torch refuses subclasses
         self._rank = rank
         self._size = size
@@ -98,15 +98,18 @@ class ProcessGroup(dist.ProcessGroup):
         self._settings = settings
         self._store = store
         self._group = Group(rank, size)
+        if settings.dump is not None:
+            engine().at_close["dump"] = dump.configure(settings.dump, ranks[rank], settings.dump_at_exit)
         subscribed = interests(rank)
         token, endpoint, links = rendezvous(store, name, rank, size, subscribed, self._timeout, settings.address)
         # Never the incarnation itself in a text, as who knows it may join; a digest tells two runs apart as well.
         space = f"{name}#{hashlib.sha256(token).hexdigest()[:6]}"
         self._engine = engine()
-        self.telemetry = Telemetry(settings.telemetry, global_rank, self._engine.submit)
+        self.telemetry = Telemetry(GroupInfo(name, space, rank, ranks), settings.telemetry, self._engine.submit)
         self._engine.at_close[self] = self.telemetry.write
         with self._engine.loop.lock:
             self._memory = Memory(self._engine.loop, space, rank, endpoint, links, subscribed)
+            self.telemetry.info.ends = {p: c.ends for p, c in self._memory.connections.items()}
 
     # What it is -----------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
         """Take what the user calls the group."""
-        self._desc = desc
+        self._desc = self.telemetry.info.desc = desc
 
     @property
     def group_desc(self) -> str:
@@ -227,7 +230,7 @@ class ProcessGroup(dist.ProcessGroup):
                 flat.put_back()
 
         return self._start(all_gather(self._group, bind(source)[:], [bind(flat.flat)[:] for flat in flats]), into,
-                           source, put_back, opts, collective="all_gather", variant="list")
+                           source, put_back, opts, collective="all_gather", variant="list", given=[mine])
 
     def all_gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Work:
         """Fill `output` with the `mine` of all ranks, one behind the other."""
@@ -237,7 +240,7 @@ class ProcessGroup(dist.ProcessGroup):
                              f"an output of {output.numel()} x {output.dtype}")
         flat, source = _Flat(output), _Flat(mine).flat
         return self._start(all_gather(self._group, bind(source)[:], bind(flat.flat)[:].split(self._size)), [output],
-                           source, flat.put_back, opts, collective="all_gather", variant="single")
+                           source, flat.put_back, opts, collective="all_gather", variant="single", given=[mine])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -246,14 +249,19 @@ class ProcessGroup(dist.ProcessGroup):
         opts = opts or BarrierOptions()
         token = torch.zeros(1, dtype=torch.uint8)
         return self._start(barrier(self._group), [token], token, lambda: None, opts, collective="barrier",
-                           variant="all")
+                           variant="all", given=[])
 
     def _start(self, collective_: Collective, tensors: list[torch.Tensor], flat: torch.Tensor,
                put_back: Callable[[], None], opts: Any, *, collective: str, variant: str,
-               algorithm: str | None = None, op: str | None = None) -> Work:
+               algorithm: str | None = None, op: str | None = None,
+               given: Sequence[torch.Tensor] | None = None) -> Work:
+        # `tensors` are those that the collective fills; `given` what it takes, where that is not the same.
+        seen = Range(collective)
         timeout = opts.timeout.total_seconds()
         record = Record(self._name, self._rank, self._size, collective, algorithm, op,
-                        str(flat.dtype).removeprefix("torch."), flat.numel() * flat.itemsize, time.monotonic())
+                        str(flat.dtype).removeprefix("torch."), flat.numel() * flat.itemsize, time.monotonic(),
+                        [tensor.shape for tensor in (tensors if given is None else given)],
+                        [tensor.shape for tensor in tensors])
         work = Work(tensors, self._engine.submit)
 
         def done(error: BaseException | None) -> None:
@@ -262,13 +270,19 @@ class ProcessGroup(dist.ProcessGroup):
                     put_back()
                 except Exception as refused:  # torch's word on the caller's tensor: its Work must tell, not this thread
                     error = refused
-                else:
-                    self.telemetry.add(record)
+            self.telemetry.end(record, error)
             work.complete(error)
 
-        # A negative timeout is how torch says that there is none of its own.
-        self._engine.run(self._memory, Operation(self._engine, collective_, record, flat.dtype, variant,
-                                                 timeout if timeout > 0 else self._timeout, done))
+        self.telemetry.begin(record)
+        try:
+            # A negative timeout is how torch says that there is none of its own.
+            self._engine.run(self._memory, Operation(self._engine, collective_, record, flat.dtype, variant,
+                                                     timeout if timeout > 0 else self._timeout, done))
+        except BaseException as error:
+            self.telemetry.end(record, error)
+            seen.end(None)
+            raise
+        seen.end(work)
         return work
 
     reduce = _not_yet("reduce")

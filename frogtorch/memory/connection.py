@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from frogtorch.collectives.interest import FRAME_BYTES
 from frogtorch.memory import wire
+from frogtorch.memory.endpoint import Endpoint
 from frogtorch.memory.faults import PeerLost, ProtocolError
 from frogtorch.memory.wire import ATOMIC_BYTES, FRAME_MAX, Kind
 
@@ -83,6 +84,14 @@ class Connection:
 
     def __str__(self) -> str:
         return f"rank {self.rank} at {self.endpoint}"
+
+    @property
+    def ends(self) -> tuple[Endpoint, Endpoint]:
+        """Our end of the connection and theirs, as the kernel has them; `endpoint` is where the peer listens."""
+        try:
+            return Endpoint(*self.sock.getsockname()[:2]), Endpoint(*self.sock.getpeername()[:2])
+        except OSError:  # it is closed already
+            return Endpoint("", 0), self.endpoint
 
     # Out ------------------------------------------------------------------------------------------------------
 

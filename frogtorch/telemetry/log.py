@@ -1,0 +1,69 @@
+"""The records of one group on one rank: kept until they are taken, and written to a file if there is one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from frogtorch.telemetry import dump
+from frogtorch.telemetry.record import GroupInfo, Record
+from frogtorch.telemetry.ring import RING
+
+KEPT = 10_000
+"""Records that are kept until they are taken; older ones go."""
+
+BATCH = 1_000
+"""Records that are written to the file at a time."""
+
+
+class Telemetry:
+    """The records of one group on one rank."""
+
+    def __init__(self, info: GroupInfo, directory: Path | None, submit: Callable[[Callable[[], None]], None]) -> None:
+        """Keep records to be taken; with a `directory`, add all to its file rank<global rank>.jsonl, now and then.
+
+        `submit` runs a function on another thread, where it may write.
+        """
+        self.info = info
+        self._file = None if directory is None else directory / f"rank{info.ranks[info.rank]}.jsonl"
+        self._records: deque[Record] = deque(maxlen=KEPT)
+        self._unwritten: deque[Record] = deque()
+        self._submit = submit
+        self._writing = threading.Lock()
+
+    def begin(self, record: Record) -> None:
+        """A collective begins."""
+        record.info = self.info
+        RING.begin(record)
+
+    def end(self, record: Record, error: BaseException | None = None) -> None:
+        """It has ended, well or with `error`: keep its record."""
+        record.finish(error)
+        RING.end(record)
+        self._records.append(record)
+        if self._file is not None:
+            self._unwritten.append(record)
+            if len(self._unwritten) == BATCH:
+                self._submit(self.write)
+        if error is not None:
+            dump.after_failure()
+
+    def take(self) -> list[dict[str, Any]]:
+        """The records since the last call, oldest first."""
+        taken = []
+        while self._records:
+            taken.append(self._records.popleft().as_dict())
+        return taken
+
+    def write(self) -> None:
+        """Write what the file has not yet, if there is a directory for it."""
+        if self._file is None or not self._unwritten:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._writing, self._file.open("a", encoding="utf-8") as lines:
+            while self._unwritten:
+                lines.write(json.dumps(self._unwritten.popleft().as_dict()) + "\n")
