@@ -40,6 +40,7 @@ from frogtorch.memory.cells import Reading, Tally
 from frogtorch.memory.faults import MemoryFault, RoundTimeout
 from frogtorch.memory.loop import Loop
 from frogtorch.memory.space import Memory
+from frogtorch.memory.texts import address
 from frogtorch.memory.wire import encode_name
 from frogtorch.telemetry import Record
 
@@ -68,7 +69,7 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 def bind(flat: torch.Tensor) -> Buffer:
     """A buffer over a flat contiguous CPU tensor, which it keeps alive."""
     nbytes = flat.numel() * flat.itemsize
-    view = _memory_view(flat.data_ptr(), nbytes, _WRITABLE) if nbytes else memoryview(b"")
+    view = _memory_view(flat.data_ptr(), nbytes, _WRITABLE) if nbytes else memoryview(bytearray())
     return Buffer(flat.numel(), flat.itemsize, Storage(flat, view))
 
 
@@ -164,6 +165,7 @@ class Operation:
         self._staged: dict[Buffer, Buffer] = {}  # as the collective has it: what it is in the pool
         self._pairs: dict[tuple[str, int], int] = defaultdict(int)  # Sends and Receives so far, by peer
         self._reads: dict[Reading, Lane] = {}
+        self._held = False  # all is done but that readers have to catch up before the caller goes on
         record.timeout = timeout
         record.waiting = self._reads
         self._lanes = Lanes(collective, self._perform, self._cancel, self._end)
@@ -181,17 +183,26 @@ class Operation:
 
     def fail(self, error: BaseException) -> None:
         """End with `error`, which is told what it was that failed."""
-        self._lanes.stop(error)
+        if self._held:
+            self._close(error)
+        else:
+            self._lanes.stop(error)
 
     def expire(self) -> None:
         """End: the timeout has passed. The error says what was waited for, and what of it came."""
-        waited = [
-            f"{self._memory.address(r.round, r.name, r.owner)} of {self._memory.connections[r.owner]} "
-            f"({r.got} of {len(r.view)} bytes came)" for r in self._reads
-        ]
+        waited = self._waited()
         more = f", and {len(waited) - 4} more" if len(waited) > 4 else ""
         self.fail(RoundTimeout(f"the timeout of {self._timeout:g} s passed, waiting for "
                                f"{', '.join(waited[:4]) or 'the network'}{more}"))
+
+    def _waited(self) -> list[str]:
+        """What this operation waits for."""
+        memory = self._memory
+        if self._held:
+            return [f"{memory.peers[rank]} to read {address(memory, cell.round, cell.name, memory.rank)}, kept for it "
+                    f"here" for cell, rank in memory.published.waiting(self.number)]
+        return [f"{address(memory, r.round, r.name, r.owner)} of {memory.peers[r.owner]} "
+                f"({r.got} of {len(r.view)} bytes came)" for r in self._reads]
 
     def _explained(self, error: BaseException) -> BaseException:
         """A memory's fault, with what every one of them has to say: collective, round, group and rank."""
@@ -203,14 +214,23 @@ class Operation:
                            f"{record.rank}: {error}")
 
     def _end(self, _: Any, error: BaseException | None) -> None:
-        self._memory.end(self.number, error)
         for room in self._staged.values():
             self._engine.pool.put(room)
         self._staged.clear()
+        self._held = error is None and self._memory.hold(self.number, lambda: self._close(None))
+        if not self._held:
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        self._held = False
+        self._leave(error)
         self._record.end = time.monotonic()
         # Once the caller knows, its process may end: what this rank owes the others is out of its hands first.
         result = None if error is None else self._explained(error)
         self._memory.when_flushed.append(lambda: self._done(result))
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._memory.end(self.number, error)
 
     # Effects --------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from frogtorch.engine import Operation, bind, engine
 from frogtorch.memory.faults import GroupClosed
 from frogtorch.memory.rendezvous import rendezvous
 from frogtorch.memory.space import Memory
+from frogtorch.messages import Receive, Received, Send, checked
 from frogtorch.options import Options, Settings
 from frogtorch.telemetry import GroupInfo, Record, Telemetry, dump
 from frogtorch.telemetry.ranges import Range
@@ -256,13 +257,18 @@ class ProcessGroup(dist.ProcessGroup):
                algorithm: str | None = None, op: str | None = None,
                given: Sequence[torch.Tensor] | None = None) -> Work:
         # `tensors` are those that the collective fills; `given` what it takes, where that is not the same.
-        seen = Range(collective)
         timeout = opts.timeout.total_seconds()
         record = Record(self._name, self._rank, self._size, collective, algorithm, op,
                         str(flat.dtype).removeprefix("torch."), flat.numel() * flat.itemsize, time.monotonic(),
                         [tensor.shape for tensor in (tensors if given is None else given)],
                         [tensor.shape for tensor in tensors])
-        work = Work(tensors, self._engine.submit)
+        # A negative timeout is how torch says that there is none of its own.
+        return self._run(record, Work(tensors, self._engine.submit), put_back, lambda done: Operation(
+            self._engine, collective_, record, flat.dtype, variant, timeout if timeout > 0 else self._timeout, done))
+
+    def _run(self, record: Record, work: Work, put_back: Callable[[], None],
+             operation: Callable[[Callable[[BaseException | None], None]], Operation]) -> Work:
+        seen = Range(record.collective)
 
         def done(error: BaseException | None) -> None:
             if error is None:
@@ -275,9 +281,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         self.telemetry.begin(record)
         try:
-            # A negative timeout is how torch says that there is none of its own.
-            self._engine.run(self._memory, Operation(self._engine, collective_, record, flat.dtype, variant,
-                                                     timeout if timeout > 0 else self._timeout, done))
+            self._engine.run(self._memory, operation(done))
         except BaseException as error:
             self.telemetry.end(record, error)
             seen.end(None)
@@ -295,9 +299,44 @@ class ProcessGroup(dist.ProcessGroup):
     allgather_coalesced = _not_yet("all_gather_coalesced")
     alltoall = _not_yet("all_to_all")
     all_to_all_single = alltoall_base = _not_yet("all_to_all_single")
-    send = _not_yet("send")
-    recv = recv_anysource = _not_yet("recv")
     _start_coalescing = _not_yet("coalescing manager")
+
+    # Point to point -------------------------------------------------------------------------------------------
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:  # type: ignore[override]
+        """Send one tensor to rank `dst` of the group.
+
+        Done when it is copied: Gloo's waits for the receiver. It waits here too while this rank keeps too many copies
+        that nobody has read. A receive of another size or dtype fails, and names both. Raises ValueError for a rank
+        or tag that cannot be.
+        """
+        (tensor,) = _one(tensors, "send")
+        checked("send", dst, tag, self._group)
+        flat = _Flat(tensor).flat
+        record = self._message("send", flat, dst, tag, [tensor.shape], [])
+        return self._run(record, Work([], self._engine.submit), lambda: None, lambda done: Send(
+            self._engine, self._group, bind(flat)[:], record, flat.dtype, self._timeout, done))
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:  # type: ignore[override]
+        """Fill one tensor with the next message of rank `src` of the group that has this tag. Raises ValueError."""
+        return self._receive(tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:  # type: ignore[override]
+        """Fill one tensor with the next message that has this tag; the Work's ``source_rank()`` says whose it was."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> Work:
+        (tensor,) = _one(tensors, "recv")
+        checked("recv", source, tag, self._group)
+        flat = _Flat(tensor)
+        record = self._message("recv", flat.flat, source, tag, [], [tensor.shape])
+        return self._run(record, Received(tensors, self._engine.submit, record), flat.put_back, lambda done: Receive(
+            self._engine, self._group, bind(flat.flat)[:], record, flat.flat.dtype, self._timeout, done))
+
+    def _message(self, what: str, flat: torch.Tensor, peer: int | None, tag: int, inputs: list[torch.Size],
+                 outputs: list[torch.Size]) -> Record:
+        return Record(self._name, self._rank, self._size, what, None, None, str(flat.dtype).removeprefix("torch."),
+                      flat.numel() * flat.itemsize, time.monotonic(), inputs, outputs, peer=peer, tag=tag)
 
     # The end --------------------------------------------------------------------------------------------------
 
@@ -333,5 +372,5 @@ def _op(op: Any, dtype: torch.dtype) -> str:
 
 # torch.compile would trace into these methods, which lock, and talk to threads and sockets.
 for _name in ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "all_gather_single", "_allgather_base",
-              "barrier", "shutdown", "abort"):
+              "barrier", "send", "recv", "recv_anysource", "shutdown", "abort"):
     setattr(ProcessGroup, _name, torch._dynamo.disable(getattr(ProcessGroup, _name)))

@@ -28,7 +28,7 @@ class Interest(NamedTuple):
     last: int | None = None
 
 
-FOR_ONE = ("ars", "rds", "rdr", "rsc", "gth", "sct", "a2a")
+FOR_ONE = ("ars", "rds", "rdr", "rsc", "gth", "sct", "a2a", "msg")
 """Kinds of cells that one rank reads, in which their name ends."""
 
 FOR_ALL = ("arr", "whl", "bct", "agt", "len", "ent", "bar")

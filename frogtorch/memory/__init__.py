@@ -9,7 +9,12 @@ reads it, but only how many will.
 :mod:`.wire`            frames and greetings, bounded and checked
 :mod:`.connection`      what goes out in which order, where what comes in lands
 :mod:`.cells`           cells, reads, addresses
-:mod:`.space`           the memory of one group: who waits for what, and what became of it
+:mod:`.space`           the memory of one group: rounds, reads, the end
+:mod:`.published`       this rank's cells: who waits for which, and who has them
+:mod:`.peers`           the other members: what comes from each, and what became of it
+:mod:`.incoming`        what each frame of a peer does
+:mod:`.credit`          how much goes unasked, and how much is kept that nobody has read
+:mod:`.mailbox`         which receive gets which message
 :mod:`.loop`            the I/O thread
 ======================  ==========================================================================
 """

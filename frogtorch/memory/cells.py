@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from frogtorch.memory.credit import CELL_BYTES
+from frogtorch.memory.faults import ProtocolError
 from frogtorch.memory.wire import Frame
+
+OFFERS_MAX = 1 << 20
+"""Most offers of one peer that wait for their reads. A sender that waits for its Works has long been held back by
+:data:`frogtorch.memory.credit.UNREAD_BYTES` when it comes to as many."""
 
 
 class Address(NamedTuple):
@@ -92,38 +98,75 @@ class Cell:
         self.retired = retired  # called once, when the cell goes; it may own the bytes of `view`
 
 
-class Inbox:
-    """Cells of one peer that came unasked, before their reads: what each is part of, and its bytes."""
+class Came(NamedTuple):
+    """What came of a cell before its read: what it is part of, its size, and its bytes unless it is an offer."""
 
-    __slots__ = ("_rounds", "nbytes")
+    what: bytes
+    nbytes: int
+    data: bytes | None
+    head: int
+    """Bytes on the socket before the payload."""
+
+
+class Inbox:
+    """Cells of one peer that came unasked, before their reads, and offers of cells."""
+
+    __slots__ = ("_rounds", "cost", "offers")
 
     def __init__(self) -> None:
-        self.nbytes = 0
-        """Bytes of all of them."""
-        self._rounds: dict[int, dict[bytes, tuple[bytes, bytes]]] = {}
+        self.cost = 0
+        """Of the cells, as the peer's credit counts it."""
+        self.offers = 0
+        self._rounds: dict[int, dict[bytes, Came]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._rounds.values()))
 
-    def put(self, frame: Frame, payload: memoryview) -> None:
-        """Keep a cell."""
-        self.nbytes += len(payload)
-        self._rounds.setdefault(frame.round, {})[frame.name] = frame.what, bytes(payload)
+    def put(self, frame: Frame, data: bytes | None, head: int) -> None:
+        """Keep a cell, or an offer. Raises ProtocolError if it came before, or there are too many."""
+        came = self._rounds.setdefault(frame.round, {})
+        if frame.name in came:
+            raise ProtocolError(f"cell {frame.name[:80]!r} of round {frame.round} came twice")
+        came[frame.name] = Came(frame.what, frame.total, data, head)
+        if data is not None:
+            self.cost += frame.total + CELL_BYTES
+        else:
+            self.offers += 1
+            if self.offers > OFFERS_MAX:
+                raise ProtocolError(f"more than {OFFERS_MAX} offers of cells came that nobody has read")
 
-    def pop(self, key: Key) -> tuple[bytes, bytes] | None:
-        """What a cell is part of, and its bytes, which the inbox no longer has; None if it has not come."""
-        came = self._rounds.get(key[0], {}).pop(key[1], None)
+    def pop(self, key: Key) -> Came | None:
+        """What came of a cell, which the inbox no longer has; None if nothing has."""
+        cells = self._rounds.get(key[0])
+        came = None if cells is None else cells.pop(key[1], None)
         if came is not None:
-            self.nbytes -= len(came[1])
+            self._uncount(came)
+            if not cells:
+                del self._rounds[key[0]]
         return came
 
     def kinds(self, number: int) -> set[bytes]:
         """What the cells of a round are part of."""
-        return {what for what, _ in self._rounds.get(number, {}).values()}
+        return {came.what for came in self._rounds.get(number, {}).values()}
 
     def forget(self, number: int) -> None:
         """Let the cells of a round go."""
-        self.nbytes -= sum(len(data) for _, data in self._rounds.pop(number, {}).values())
+        for came in self._rounds.pop(number, {}).values():
+            self._uncount(came)
+
+    def forget_offers(self) -> list[Key]:
+        """Let all offers go: nobody is there any more who could be asked. Return which cells they were of."""
+        gone = [(number, name) for number, cells in self._rounds.items() for name, came in cells.items()
+                if came.data is None]
+        for key in gone:
+            self.pop(key)
+        return gone
+
+    def _uncount(self, came: Came) -> None:
+        if came.data is not None:
+            self.cost -= came.nbytes + CELL_BYTES
+        else:
+            self.offers -= 1
 
 
 class Reading:
@@ -133,7 +176,7 @@ class Reading:
     ``time.monotonic``; `first` is None until the first byte has come, `head` says how many came with it.
     """
 
-    __slots__ = ("done", "first", "got", "head", "last", "name", "owner", "round", "tally", "view", "what")
+    __slots__ = ("asked", "done", "first", "got", "head", "last", "name", "owner", "round", "tally", "view", "what")
 
     def __init__(self, number: int, name: bytes, owner: int, what: bytes, view: memoryview, tally: Tally,
                  done: Callable[[Reading, BaseException | None], None]) -> None:
@@ -144,11 +187,12 @@ class Reading:
         self.view = view
         self.tally = tally
         self.done = done
+        self.asked = False  # the owner has our request
         self.got = 0
         self.head = 0
         self.first: float | None = None
         self.last = 0.0
 
     def place(self, frame: Frame) -> memoryview:
-        """Where the frame's payload belongs."""
+        """Where the frame's payload belongs: for one that goes on where we are, of the size that we expect."""
         return self.view[frame.offset:frame.offset + frame.length]

@@ -95,17 +95,20 @@ class Connection:
 
     # Out ------------------------------------------------------------------------------------------------------
 
-    def send(self, frame: bytes, number: int) -> None:
-        """Queue a frame of the round `number`, ahead of the long cells that wait."""
-        self._urgent.append(_Piece(memoryview(frame), self.memory.tally(number)))
+    def send(self, frame: bytes, tally: Tally) -> None:
+        """Queue a frame, whose bytes `tally` counts, ahead of the long cells that wait."""
+        self._urgent.append(_Piece(memoryview(frame), tally))
         self.memory.dirty.add(self)
 
-    def serve(self, cell: Cell) -> None:
-        """Queue a cell: a small one ahead of the long ones, a long one behind them."""
+    def serve(self, cell: Cell, kind: Kind) -> None:
+        """Queue a cell: a small one ahead of the long ones, a long one behind them. `kind` says if it was asked for."""
         if cell.nbytes <= ATOMIC_BYTES:
-            head = wire.encode(Kind.CELL, cell.round, cell.name, cell.what, cell.nbytes, 0, cell.nbytes)
-            self._urgent.append(_Piece(memoryview(head), cell.tally))
-            self._urgent.append(_Piece(cell.view, cell.tally, cell.nbytes, cell, True))
+            head = memoryview(wire.encode(kind, cell.round, cell.name, cell.what, cell.nbytes, 0, cell.nbytes))
+            if cell.nbytes:
+                self._urgent.append(_Piece(head, cell.tally))
+                self._urgent.append(_Piece(cell.view, cell.tally, cell.nbytes, cell, True))
+            else:
+                self._urgent.append(_Piece(head, cell.tally, 0, cell, True))
         else:
             self._bulk.append([cell, 0])
         self.memory.dirty.add(self)
@@ -118,6 +121,11 @@ class Connection:
                 # The frame has been announced, so its bytes must come; let them come from where nobody writes.
                 piece.view = memoryview(bytes(piece.view))
                 piece.cell = None
+
+    @property
+    def waiting(self) -> int:
+        """Frames, or their parts, that wait for the kernel: all but long cells."""
+        return len(self._urgent)
 
     @property
     def idle(self) -> bool:
@@ -240,10 +248,10 @@ class Connection:
                 if self._end - begin < frame.length:
                     break
                 self._start = begin + frame.length
-                self.memory.frame(self, frame, body, self._buffer[begin:self._start])
+                self.memory.incoming.frame(self, frame, body, self._buffer[begin:self._start])
             else:
                 self._start = begin
-                self._reading = self.memory.long_frame(self, frame, body)
+                self._reading = self.memory.incoming.long_frame(self, frame, body)
                 self._into = _sink[:frame.length] if self._reading is None else self._reading.place(frame)
         left = self._end - self._start
         if self._start:

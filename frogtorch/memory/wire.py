@@ -8,7 +8,7 @@ byte  type    field
 2     u8      length of *what*: the collective, operation and dtype of the sender's round
 3     u8      0
 4     u32     length of the payload in this frame, at most :data:`FRAME_BYTES`
-8     u64     round
+8     u64     round; for a message, which is in none, the number that :func:`message_round` gives it
 16    u64     size of the whole cell, in bytes
 24    u64     where in the cell this payload begins
 32            name, what, payload
@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
@@ -33,7 +34,7 @@ from frogtorch.collectives.interest import FRAME_BYTES, SMALL_BYTES, Interest
 from frogtorch.effects import Name
 from frogtorch.memory.faults import ProtocolError
 
-VERSION = 1
+VERSION = 2
 
 HEADER = struct.Struct("!BBBxIQQQ")
 
@@ -46,6 +47,9 @@ FRAME_MAX = HEADER.size + 2 * 255 + ATOMIC_BYTES
 TEXT_MAX = 1024
 """Most bytes of the reason in a GIVE_UP frame."""
 
+MESSAGES = 1 << 63
+"""Rounds from here on are messages."""
+
 
 class Kind(IntEnum):
     """What a frame is for."""
@@ -53,14 +57,27 @@ class Kind(IntEnum):
     ASK = 1
     """Read request: send me the cell, now or when it is published. `total` is the size I expect."""
     CELL = 2
-    """A part of a cell."""
-    GIVE_UP = 3
-    """My round failed: nothing more comes from me in it, and I read nothing more. The payload says why."""
-    BYE = 4
+    """A part of a cell that was asked for."""
+    UNASKED = 3
+    """A small cell, whole, that nobody asked for. It counts against the sender's credit."""
+    OFFER = 4
+    """I have published this cell, of `total` bytes, and it does not travel unasked."""
+    CREDIT = 5
+    """Of the unasked cells that you sent, I have used up `total` bytes in all: see :mod:`.credit`."""
+    GIVE_UP = 6
+    """My round failed: nothing more comes from me in it, and I read nothing more. The payload says why. Of a message
+    (only then there is a name) it says so to the one rank at its other end."""
+    BYE = 7
     """I leave the group. Everything I published has been sent."""
 
 
 KINDS = frozenset(Kind)
+
+CELLS = frozenset({Kind.CELL, Kind.UNASKED})
+"""Frames that carry (a part of) a cell."""
+
+NAMED = CELLS | {Kind.ASK, Kind.OFFER}
+"""Frames that are about a cell, and say its name."""
 
 
 class Frame(NamedTuple):
@@ -73,6 +90,44 @@ class Frame(NamedTuple):
     round: int
     total: int
     offset: int
+
+
+class Message(NamedTuple):
+    """What the name of a message's cell says: its tag, how many went that way with this tag before it, and to whom."""
+
+    tag: int
+    number: int
+    to: int
+
+
+MESSAGE = "msg"
+"""Kind of the cells that are messages."""
+
+
+def message_round(source: int, message: Message) -> int:
+    """What stands where other cells have their round: the same number at both ends, and for no other message.
+
+    The top bit, and 63 bits of a hash: of a thousand million messages under way at a time, two would meet with a
+    chance of one in 18 (n²/2 in 2⁶³), and their names would still differ.
+    """
+    text = f"{source}.{message.tag}.{message.number}.{message.to}".encode()
+    return MESSAGES | int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+
+
+def message_name(message: Message) -> bytes:
+    """The name of a message's cell, in its wire form."""
+    return f"{MESSAGE}.{message.tag}.{message.number}.{message.to}".encode()
+
+
+_MESSAGE_NAME = re.compile(rb"msg\.([0-9]{1,20})\.([0-9]{1,20})\.([0-9]{1,10})")
+
+
+def decode_message(name: bytes) -> Message:
+    """What the name of a message's cell says. Raises ProtocolError."""
+    found = _MESSAGE_NAME.fullmatch(name)
+    if found is None:
+        raise ProtocolError(f"{name[:80]!r} is no message's name")
+    return Message(*map(int, found.groups()))
 
 
 @lru_cache(maxsize=4096)
@@ -100,10 +155,13 @@ def decode(data: memoryview) -> tuple[Frame, int] | None:
     kind, named, said, length, number, total, offset = HEADER.unpack_from(data)
     if kind not in KINDS:
         raise ProtocolError(f"a frame of kind {kind} is none of FrogNet Memory's")
-    if length > FRAME_BYTES or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX):
+    if (length > FRAME_BYTES or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX)
+            or (kind == Kind.UNASKED and not length == total <= ATOMIC_BYTES)):
         raise ProtocolError(f"a {Kind(kind).name} frame with {length} bytes at {offset} of {total} is out of bounds")
-    if kind in (Kind.ASK, Kind.BYE) and length:
+    if length and kind not in CELLS and kind != Kind.GIVE_UP:
         raise ProtocolError(f"a {Kind(kind).name} frame carries no payload, and this one has {length} bytes")
+    if not named and kind in NAMED:
+        raise ProtocolError(f"a {Kind(kind).name} frame has no name in it")
     body = HEADER.size + named + said
     if len(data) < body:
         return None

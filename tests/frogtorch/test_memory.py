@@ -30,11 +30,25 @@ def test_a_frame_comes_back_as_it_went():
 
 @pytest.mark.parametrize(("kind", "length", "total", "offset"), [
     (9, 0, 0, 0), (0, 0, 0, 0), (2, wire.FRAME_BYTES + 1, 1 << 30, 0), (2, 10, 9, 0), (2, 10, 100, 91),
-    (2, 1, 1, 2**64 - 1), (1, 5, 5, 0), (3, 2000, 2000, 0), (4, 1, 1, 0),
+    (2, 1, 1, 2**64 - 1), (1, 5, 5, 0), (3, 16385, 16385, 0), (3, 10, 20, 0), (3, 10, 20, 10), (4, 1, 1, 0),
+    (5, 1, 1, 0), (6, 2000, 2000, 0), (7, 1, 1, 0),
 ])
 def test_frames_out_of_bounds_are_refused(kind, length, total, offset):
     with pytest.raises(ProtocolError):
-        wire.decode(memoryview(struct.pack("!BBBxIQQQ", kind, 0, 0, length, 0, total, offset)))
+        wire.decode(memoryview(struct.pack("!BBBxIQQQ", kind, 1, 0, length, 0, total, offset) + b"x"))
+
+
+@pytest.mark.parametrize(("kind", "needs_a_name"), [
+    (wire.Kind.ASK, True), (wire.Kind.CELL, True), (wire.Kind.UNASKED, True), (wire.Kind.OFFER, True),
+    (wire.Kind.CREDIT, False), (wire.Kind.GIVE_UP, False), (wire.Kind.BYE, False),
+])
+def test_a_frame_about_a_cell_names_it(kind, needs_a_name):
+    frame = memoryview(wire.encode(kind, 3))
+    if needs_a_name:
+        with pytest.raises(ProtocolError):
+            wire.decode(frame)
+    else:
+        assert wire.decode(frame)[0].kind == kind
 
 
 def test_a_greeting_proves_membership():
@@ -51,8 +65,8 @@ def test_a_greeting_proves_membership():
         lambda: wire.admit(greeting, TOKEN, 0, 4),  # of a group of another size
         lambda: wire.admit(wire.greet(TOKEN, 0, 3, 0, said), TOKEN, 0, 3),  # ourselves
         lambda: wire.greeting_length(b"GET / HTTP/1.1"),
-        lambda: wire.greeting_length(b"FROG" + struct.pack("!HH", 2, 10)),
-        lambda: wire.greeting_length(b"FROG" + struct.pack("!HH", 1, 60000)),
+        lambda: wire.greeting_length(b"FROG" + struct.pack("!HH", 1, 10)),
+        lambda: wire.greeting_length(b"FROG" + struct.pack("!HH", 2, 60000)),
     ):
         with pytest.raises(ProtocolError):
             wrong()
@@ -156,9 +170,9 @@ def test_memory_is_empty_when_all_have_read(ranks):
             dist.broadcast(torch.ones(count), 0)
         dist.barrier()
         time.sleep(0.2)
-        boxes = [memory._cells, memory._asked, memory._tallies, memory.operations, *memory._reads.values(),
-                 *memory._inbox.values()]
-        return [len(box) for box in boxes], [inbox.nbytes for inbox in memory._inbox.values()]
+        boxes = [memory.published, memory.published.unread, memory._tallies, memory.operations, memory.mailbox]
+        boxes += [box for peer in memory.peers.values() for box in (peer.reads, peer.inbox, peer.gave_up)]
+        return [len(box) for box in boxes], [peer.inbox.cost for peer in memory.peers.values()]
 
     for lengths, inbox_bytes in ranks(3, run):
         assert sum(lengths) == 0
