@@ -3,6 +3,7 @@
 A record is a dict, schema 1 (times in seconds, sizes in bytes, rates in bytes per second)::
 
     {"schema": 1, "id": number of the collective in this process, "group": str, "rank": r, "world_size": W, "round": n,
+     "peer": of a message: the rank at its other end, "tag": its tag, "number": which of its pair and tag; else null,
      "collective": "all_reduce", "algorithm": "shard", "op": "sum", "dtype": "float32", "nbytes": S,
      "input_sizes": shapes of the tensors given, "output_sizes": of those filled,
      "state": "started", "completed" or "failed", "error": what it failed with or null, "timeout": its own,

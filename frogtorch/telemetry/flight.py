@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from frogtorch.telemetry.record import Record, wall_ns
+from frogtorch.telemetry.record import GroupInfo, Record, wall_ns
 
 __all__ = ["trace"]
 
@@ -32,6 +32,8 @@ _DTYPES = {
 """As c10::toString has them."""
 
 Shapes = list[list[int]]
+Placed = tuple[str, list[int], int, str, Shapes, Shapes]
+"""An operation as the analyzer sees it: group, its global ranks, number in it, name, shapes given and filled."""
 
 
 def trace(records: Sequence[Record]) -> dict[str, Any]:
@@ -41,28 +43,29 @@ def trace(records: Sequence[Record]) -> dict[str, Any]:
     entries = []
     for record in records:
         info = record.info
-        if info is None:
+        message = record.collective in ("send", "recv")
+        if info is None or (message and record.peer is None):  # from any source, and none has come
             continue
-        name, ranks, number = info.space, list(info.ranks), record.round
-        groups.setdefault(name, {"name": name, "desc": info.desc, "ranks": str(ranks)})
-        index = str(list(groups).index(name))
-        seen = status.setdefault(index, dict.fromkeys(
+        space, ranks, number, kind, inputs, outputs = _message(record, info) if message else _collective(record, info)
+        groups.setdefault(space, {"name": space, "desc": info.desc, "ranks": str(ranks)})
+        index = list(groups).index(space)
+        seen = status.setdefault(str(index), dict.fromkeys(
             ("last_enqueued_collective", "last_started_collective", "last_completed_collective"), -1))
         seen["last_enqueued_collective"] = seen["last_started_collective"] = number
         if record.state == "completed":
             seen["last_completed_collective"] = number
-        entries.append(_entry(record, (name, info.desc), int(index), number))
+        entries.append(_entry(record, kind, inputs, outputs) | {
+            "pg_id": index, "process_group": (space, info.desc), "is_p2p": message, "collective_seq_id": number,
+            "p2p_seq_id": number if message else 0})
     return {"version": VERSION, "comm_lib_version": "frogtorch", "pg_config": groups, "pg_status": status,
             "entries": entries}
 
 
-def _entry(record: Record, group: tuple[str, str], index: int, number: int) -> dict[str, Any]:
-    kind, inputs, outputs = _as_nccl(record)
+def _entry(record: Record, kind: str, inputs: Shapes, outputs: Shapes) -> dict[str, Any]:
     dtype = _DTYPES.get(record.dtype, record.dtype)
     completed = record.state == "completed"
     entry: dict[str, Any] = {
-        "record_id": record.id, "pg_id": index, "process_group": group, "collective_seq_id": number, "p2p_seq_id": 0,
-        "op_id": record.id, "profiling_name": f"gloo:{kind}", "is_p2p": False,
+        "record_id": record.id, "op_id": record.id, "profiling_name": f"gloo:{kind}",
         "input_sizes": inputs, "input_dtypes": [dtype] * len(inputs),
         "output_sizes": outputs, "output_dtypes": [dtype] * len(outputs),
         "time_created_ns": wall_ns(record.start), "time_discovered_started_ns": wall_ns(record.start),
@@ -74,6 +77,23 @@ def _entry(record: Record, group: tuple[str, str], index: int, number: int) -> d
     if completed:
         entry["duration_ms"] = (record.end - record.start) * 1e3
     return entry
+
+
+def _message(record: Record, info: GroupInfo) -> Placed:
+    assert record.peer is not None
+    source, to = info.ranks[info.rank], info.ranks[record.peer]
+    if record.collective == "recv":
+        source, to = to, source
+    pair = sorted((source, to))
+    here, there = pair.index(source), pair.index(to)
+    kind = f"send {here}->{there}" if record.collective == "send" else f"recv {there}<-{here}"
+    count = [_total([list(shape) for shape in record.input_sizes or record.output_sizes])]
+    return (f"{info.space}, messages from {source} to {to} with tag {record.tag}", pair, record.number or 0, kind,
+            count, count)
+
+
+def _collective(record: Record, info: GroupInfo) -> Placed:
+    return info.space, list(info.ranks), record.round, *_as_nccl(record)
 
 
 def _as_nccl(record: Record) -> tuple[str, Shapes, Shapes]:

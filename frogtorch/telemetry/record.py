@@ -68,6 +68,11 @@ class Record:
     info: GroupInfo | None = None
     id: int = -1
     round: int = -1
+    peer: int | None = None
+    """Of a message: the rank at its other end; None while any may be its source."""
+    tag: int | None = None
+    number: int | None = None
+    """Which message of its pair, direction and tag it is."""
     timeout: float | None = None
     end: float = 0.0
     state: str = "started"
@@ -106,7 +111,7 @@ class Record:
 
     def received(self) -> dict[int, Span]:
         """What was read, by peer, in both phases together."""
-        found = {}
+        found: dict[int, Span] = {}
         # A dump looks at collectives that are under way: it takes copies, each in one step of the interpreter.
         for spans in (self.contributions, self.sums):
             for peer, seen in sorted(spans.items()):
@@ -120,8 +125,9 @@ class Record:
         over = self.state != "started"
         return {
             "schema": 1, "id": self.id, "group": self.group, "rank": self.rank, "world_size": self.world_size,
-            "round": self.round, "collective": self.collective, "algorithm": self.algorithm, "op": self.op,
-            "dtype": self.dtype, "nbytes": self.nbytes, "input_sizes": [list(shape) for shape in self.input_sizes],
+            "round": self.round, "peer": self.peer, "tag": self.tag, "number": self.number,
+            "collective": self.collective, "algorithm": self.algorithm, "op": self.op, "dtype": self.dtype,
+            "nbytes": self.nbytes, "input_sizes": [list(shape) for shape in self.input_sizes],
             "output_sizes": [list(shape) for shape in self.output_sizes], "state": self.state, "error": self.error,
             "timeout": self.timeout, "start": self.start, "time_ns": wall_ns(self.start),
             "seconds": self.end - self.start if over else None, "publish": self.publish,
