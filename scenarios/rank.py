@@ -13,8 +13,9 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,26 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import frogtorch
 from scenarios import workload
+from scenarios.ranks import Place
 
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs, and with whom."""
-
-    rank: int
-    world_size: int
-    host: str
-    store: str
-    """File through which the ranks find each other; rendezvous does not cross the shaped links."""
-    arms: tuple[str, ...]
-    timeout: float
-    """Seconds after which a collective fails."""
-    address: str = "127.0.0.1"
-    interface: str = "lo"
-    enter: Callable[[], None] | None = None
-    """Moves the process into its host's namespaces; None stays on this machine's loopback."""
 
 
 def serve(connection: Connection, place: Place) -> None:
@@ -85,6 +69,7 @@ class Rank:
         self.groups = {arm: dist.new_group(backend="gloo", timeout=timeout) if arm == "gloo" else
                        dist.new_group(backend="frogtorch", timeout=timeout,
                                       pg_options=frogtorch.Options(all_reduce=arm)) for arm in place.arms}
+        self._trained: dict[str, tuple[DistributedDataParallel, torch.optim.Optimizer, torch.Generator]] = {}
 
     def leave(self) -> None:
         """Leave all groups."""
@@ -107,6 +92,48 @@ class Rank:
             raise ArithmeticError(f"all-reduce of {nbytes} B by {arm} at W={self.place.world_size}: rank "
                                   f"{self.place.rank} has a wrong sum")
         return {"start": start, "end": end, "telemetry": self._take_telemetry(arm)}
+
+    def repeat(self, arm: str, nbytes: int, count: int) -> dict[str, Any]:
+        """All-reduce one fp32 tensor of `nbytes` in place 1 + `count` times, one straight after the other.
+
+        The first brings the ranks together, and is not counted. Returns the seconds of each other on this rank, the
+        CPU seconds of them all (of all threads of the process), and what the backend saw. Raises ArithmeticError unless
+        the ranks' values, which add up to nothing, do.
+        """
+        share = 2 * self.place.rank - (self.place.world_size - 1)
+        tensor = torch.arange(nbytes // 4, dtype=torch.float32).remainder_(97).add_(1).mul_(share)
+        group = self.groups[arm]
+        self._await_start()
+        dist.all_reduce(tensor, group=group)
+        self._take_telemetry(arm)
+        result = self._timed(lambda: dist.all_reduce(tensor, group=group), count)
+        if tensor.any():
+            raise ArithmeticError(f"all-reduce of {nbytes} B by {arm} at W={self.place.world_size}: rank "
+                                  f"{self.place.rank} has a wrong sum")
+        return {**result, "telemetry": self._take_telemetry(arm)}
+
+    def repeat_step(self, arm: str, count: int) -> dict[str, Any]:
+        """Train the founding workload under DDP for 1 + `count` steps more; the same times as :meth:`repeat`.
+
+        Every arm trains a replica of its own, from one call to the next.
+        """
+        if arm not in self._trained:
+            model = workload.mlp()
+            replica = DistributedDataParallel(model, process_group=self.groups[arm], gradient_as_bucket_view=True)
+            self._trained[arm] = replica, workload.optimiser(model), workload.data(self.place.rank)
+        step = partial(workload.train_step, *self._trained[arm])
+        self._await_start()
+        step()
+        self._take_telemetry(arm)
+        return {**self._timed(step, count), "telemetry": self._take_telemetry(arm)}
+
+    def _timed(self, act: Callable[[], object], count: int) -> dict[str, Any]:
+        cpu = time.process_time()
+        stamps = [time.perf_counter()]
+        for _ in range(count):
+            act()
+            stamps.append(time.perf_counter())
+        return {"seconds": [end - start for start, end in pairwise(stamps)], "cpu": time.process_time() - cpu}
 
     def train(self, arm: str, steps: int, bucket_view: bool) -> dict[str, Any]:
         """Train the founding workload under DDP; times of each step, the outcome, and what the backend saw."""

@@ -5,15 +5,31 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from scenarios.rank import Place
+from typing import Any, Self
 
 _START_AFTER = 0.02
 """Seconds from the runner's word to the common start: enough for the word to reach every rank of a busy machine."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and with whom."""
+
+    rank: int
+    world_size: int
+    host: str
+    store: str
+    """File through which the ranks find each other; rendezvous does not cross the shaped links."""
+    arms: tuple[str, ...]
+    timeout: float
+    """Seconds after which a collective fails."""
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+    enter: Callable[[], None] | None = None
+    """Moves the process into its host's namespaces; None stays on this machine's loopback."""
 
 
 class RankError(RuntimeError):

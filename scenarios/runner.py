@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from typing import Any
 
 from emulator.hosts import netns
 from emulator.links import fidelity
-from scenarios.predict import life_size
+from scenarios.predict import GRADIENT_BYTES, life_size
 from scenarios.progress import Stages
-from scenarios.ranks import RankError, Ranks
+from scenarios.ranks import Place, RankError, Ranks
 from scenarios.records import Fidelity, Measurement, Outcome, Prediction, append, load, sha256
 from scenarios.scenario import Scenario
 
@@ -93,9 +94,7 @@ class Runner:
             network.check()  # a dead link explains it better than a rank that heard nothing
             raise
 
-    def _places(self, network: netns.Network, world: Sequence[str], store: str) -> list[Any]:
-        from scenarios.rank import Place
-
+    def _places(self, network: netns.Network, world: Sequence[str], store: str) -> list[Place]:
         return [Place(rank=rank, world_size=len(world), host=host, store=f"{store}/store", arms=self._scenario.arms,
                       timeout=self._scenario.timeout, address=network.address(host), interface=network.device,
                       enter=network.namespaces[host].enter) for rank, host in enumerate(world)]
@@ -121,8 +120,6 @@ class Runner:
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
 
     def _trainings(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
-        from scenarios import workload  # torch
-
         training = self._scenario.training
         assert training is not None
         compute = next(p.detail["compute"] for p in self._predictions
@@ -135,11 +132,11 @@ class Runner:
             for step in range(training.warmup, training.steps):
                 spans = [result["steps"][step] for result in results]
                 self._write(spans, lambda clock: life_size(clock, campaign.speedup, compute), campaign, arm=arm,
-                            hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES, repetition=step)
+                            hosts=world, workload="training", nbytes=GRADIENT_BYTES, repetition=step)
             for rank, result in enumerate(results):
                 reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
                 append(self._directory / "outcomes.jsonl", [Outcome(
-                    arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=workload.GRADIENT_BYTES,
+                    arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=GRADIENT_BYTES,
                     speedup=campaign.speedup, rank=rank, steps=training.steps,
                     parameters_sha256=result["parameters_sha256"], held_out_loss=result["held_out_loss"],
                     all_reduces=len(reduced) or None)])
@@ -182,10 +179,6 @@ def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 
 
     Medians over the steps (the first 4 left out) and ranks. No collective is run.
     """
-    import statistics
-
-    from scenarios.rank import Place
-
     parts: dict[str, dict[str, float]] = {}
     stages.stage("calibrating computation", len(scenario.worlds))
     for size, world in scenario.worlds.items():

@@ -11,8 +11,6 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-PARAMETERS = 4_216_833
-GRADIENT_BYTES = 4 * PARAMETERS
 BATCH = 64
 LEARNING_RATE = 0.02
 _INPUTS = 16
