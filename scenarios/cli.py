@@ -18,7 +18,7 @@ from rich.table import Table
 
 from emulator.topology import Topology, load
 from emulator.topology import rows as topology_rows
-from emulator.units import format_rate
+from emulator.units import format_rate, parse_size
 from scenarios import records
 from scenarios.environment import environment
 from scenarios.predict import predict
@@ -36,9 +36,22 @@ examples:
   frogtorch predict scenarios/quick.yaml                      a second; touches nothing
   sudo frogtorch compare scenarios/quick.yaml                 predict, measure, and show both
   frogtorch report runs/quick-20260102-030405                 the tables and figures of a run, again
+  frogtorch bench --world 2 --sizes 4B 1MiB                   the backend beside gloo on loopback; needs no root
   sudo frogtorch down                                         remove what a killed run left
 
 Measuring makes network namespaces, so it needs root; nothing outside them is touched."""
+
+_BENCH_EPILOG = """\
+Every (size, arm) runs once a block, in random order, in processes that hold a gloo and a frogtorch group each; the
+ratio is of medians over all blocks, its interval resamples blocks. algbw is bytes over time; busbw is algbw x 2(W-1)/W,
+what an ideal all-reduce would put on each rank's link. Other load on the machine hits both: trust ratios, not times.
+
+examples:
+  frogtorch bench                                          everything: about two minutes on two cores
+  frogtorch bench --world 2 --sizes 4B 1KiB --arm shard whole --repetitions 40
+  frogtorch bench --ddp --json steps.jsonl                 training steps, four ranks"""
+
+_INTERRUPTED = "the network is gone, what was measured is kept in the run directory (a report needs all points)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,9 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _for_the_caller(command, options)
     except KeyboardInterrupt:
-        print("frogtorch: interrupted; the network is gone, what was measured is kept in the run directory (a report "
-              "needs all points)", file=sys.stderr)
+        print(f"frogtorch: interrupted; {getattr(options, 'interrupted', _INTERRUPTED)}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError, RuntimeError) as error:
         print(f"frogtorch: {error}", file=sys.stderr)
         return 1
@@ -109,6 +124,24 @@ def _parser() -> argparse.ArgumentParser:
     engine(comparing)
     reporting = add("report", _report, "print the tables of a run, and write its figures (PNG) and points.csv")
     reporting.add_argument("run", type=Path, help="a run directory")
+    benching = add("bench", _bench, "time the backend beside gloo, in the same processes, on unshaped loopback")
+    benching.formatter_class = argparse.RawDescriptionHelpFormatter
+    benching.epilog = _BENCH_EPILOG
+    benching.set_defaults(interrupted="the ranks are gone; worlds that were done are printed, and in the --json file")
+    benching.add_argument("--world", type=_world, nargs="+", metavar="W",
+                          help="numbers of ranks, all on this machine (default: 2 3 4; of --ddp: 4)")
+    work = benching.add_mutually_exclusive_group()
+    work.add_argument("--sizes", type=_size, nargs="+", metavar="SIZE",
+                      help="sizes of the fp32 tensor (default: 4B 1KiB 16KiB 64KiB 1MiB 16.9MB 100MiB)")
+    work.add_argument("--ddp", action="store_true",
+                      help="time training steps of the founding workload under DistributedDataParallel instead")
+    benching.add_argument("--collective", choices=("all_reduce",), default="all_reduce", help="what to time")
+    benching.add_argument("--arm", choices=("shard", "pipelined", "whole"), nargs="+", default=["shard"],
+                          help="all-reduce algorithms of frogtorch (default: shard)")
+    benching.add_argument("--repetitions", type=_repetitions, default=20, metavar="N",
+                          help="blocks; each holds every size and arm once (default: 20)")
+    benching.add_argument("--json", type=Path, metavar="FILE",
+                          help="add a line a result to this file (scenarios/bench.py: Result)")
     topologies = commands.add_parser("topology", help="look at a topology").add_subparsers(
         metavar="COMMAND", required=True)
     showing = topologies.add_parser("show", help="check a topology, and print its hosts and paths")
@@ -166,6 +199,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from scenarios.report import report
 
+    options.directory = options.run
     _console().print(report(options.run))
     return 0
 
@@ -184,6 +218,42 @@ def _down(options: argparse.Namespace) -> int:
     removed = netns.down(options.run)
     print("\n".join(removed) if removed else "nothing of ours is up")
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from scenarios import bench
+
+    worlds = options.world or ([4] if options.ddp else [2, 3, 4])
+    console = _console()
+    with Stages() as stages:
+        for results in bench.bench(worlds, options.sizes or bench.SIZES, options.arm, options.repetitions, options.ddp,
+                                   stages):
+            if options.json:
+                records.append(options.json, results)
+            console.print(bench.table(results))
+    return 0
+
+
+def _world(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: write 2 to 64")
+    return int(text)
+
+
+def _repetitions(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of blocks: write 2 or more; an interval needs them")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size % 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of fp32 elements of 4 bytes")
+    return size
 
 
 def _new_run(scenario: Scenario, output: Path | None) -> Path:

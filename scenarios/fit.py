@@ -122,6 +122,24 @@ def ratio(numerator: Iterable[Measurement], denominator: Iterable[Measurement], 
     return Estimate(float(quotient(np.arange(len(blocks)))), _bootstrap(both, quotient, seed), len(both))
 
 
+def ratio_of_medians(numerator: Sequence[Sequence[float]], denominator: Sequence[Sequence[float]],
+                     seed: int = 0) -> Estimate:
+    """Return the median of all values of one arm over that of another; row i of both is what block i measured.
+
+    The interval resamples blocks, with both arms' values in them. Raises FitError unless both have the same blocks.
+    """
+    over, under = (np.asarray(rows, dtype=np.float64) for rows in (numerator, denominator))
+    if over.ndim != 2 or under.ndim != 2 or len(over) != len(under) or not over.size or not under.size:
+        raise FitError(f"a ratio of medians needs the same blocks of both arms, not {over.shape} and {under.shape}")
+
+    def quotient(rows: NDArray[np.int64]) -> Floats:
+        above, below = (np.median(values[rows].reshape(*rows.shape[:-1], -1), axis=-1) for values in (over, under))
+        return np.asarray(above / below, dtype=np.float64)
+
+    blocks = list(range(len(over)))
+    return Estimate(float(quotient(np.asarray(blocks))), _resampled([blocks], quotient, seed), over.size)
+
+
 def predicted(times: Mapping[int, float], sizes: Iterable[int]) -> float:
     """Return b, in seconds per byte, of predicted times (seconds by bytes): the same estimator over the same sizes."""
     sizes = sorted(set(sizes))
@@ -175,10 +193,16 @@ def _bootstrap(measurements: Iterable[Measurement], statistic: Callable[[NDArray
     campaigns: dict[int, list[int]] = defaultdict(list)
     for (campaign, _), row in _blocks(measurements).items():
         campaigns[campaign].append(row)
-    if min(len(rows) for rows in campaigns.values()) < 2:
+    return _resampled(list(campaigns.values()), statistic, seed)
+
+
+def _resampled(groups: list[list[int]], statistic: Callable[[NDArray[np.int64]], Floats],
+               seed: int) -> tuple[float, float] | None:
+    """Return the percentile interval of `statistic` over rows resampled within each of `groups`."""
+    if min(map(len, groups)) < 2:
         return None
     result = stats.bootstrap(
-        list(campaigns.values()), lambda *rows, axis: statistic(np.concatenate(rows, axis=axis)), vectorized=True,
+        groups, lambda *rows, axis: statistic(np.concatenate(rows, axis=axis)), vectorized=True,
         paired=False, n_resamples=RESAMPLES, batch=200, confidence_level=LEVEL, method="percentile",
         random_state=np.random.default_rng(seed))
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
