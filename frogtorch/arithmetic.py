@@ -1,4 +1,9 @@
-"""Combining tensors: a left fold in exactly the order given, the same bits on every rank and in every run."""
+"""Combining tensors: a left fold in exactly the order given, the same bits on every rank and in every run.
+
+Half precision is folded in single, and rounded once at the end, not W-1 times on the way. Unsigned integers that torch
+cannot add are folded in wider signed ones, whose lower bits are the same; integers wrap around, as in C. Of bool, sum,
+max and bor are "or", product, min and band are "and". NaN and infinities go their way as in torch's own functions.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +11,73 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["OPS", "check", "combine"]
+__all__ = ["OPS", "check", "combine", "wide"]
 
 BLOCK = 1 << 16
 """Elements folded at a time, so that the running value stays in the cache between one part and the next."""
 
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Half precision is summed in single: rounded once at the end, not W-1 times on the way."""
-
 OPS: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add, "avg": torch.add, "product": torch.mul, "max": torch.maximum, "min": torch.minimum,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}
+
+_FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_COMPLEX = {torch.complex64, torch.complex128}
+_INTEGER = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+            torch.bool}
+
+_WIDE = {
+    torch.float16: torch.float32, torch.bfloat16: torch.float32,
+    torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
 }
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which tensors of `dtype` are folded."""
+    return _WIDE.get(dtype, dtype)
+
+
 def check(op: str, dtype: torch.dtype) -> None:
-    """Raise TypeError if tensors of `dtype` cannot be combined with `op`."""
-    if op in ("max", "min") and dtype.is_complex:
-        raise TypeError(f"frogtorch cannot reduce {dtype} with {op}: complex numbers have no order")
-    if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        raise TypeError(f"frogtorch cannot reduce {dtype} with avg: a mean of integers is none; use sum and divide")
-    if dtype.is_floating_point and dtype.itemsize == 1:
-        raise TypeError(f"frogtorch cannot reduce {dtype} with {op}: torch has no arithmetic for it")
+    """Raise TypeError if tensors of `dtype` cannot be combined with `op`, which is one of :data:`OPS`."""
+    if dtype.is_floating_point and dtype not in _FLOATING:
+        why = "torch has no arithmetic for it, it can only be moved; use bfloat16 or float32"
+    elif dtype not in _FLOATING | _COMPLEX | _INTEGER:
+        why = "torch has no arithmetic for it, it can only be moved, as with all_gather"
+    elif op in ("max", "min") and dtype in _COMPLEX:
+        why = "complex numbers have no order; use torch.view_as_real, or their absolute values"
+    elif op in ("max", "min") and dtype == torch.uint64:
+        why = "torch cannot compare it; use a view as int64, if all values are below 2**63"
+    elif op in ("band", "bor", "bxor") and dtype not in _INTEGER:
+        why = "it works on the bits of integers; use a view of the tensor as an integer dtype of its size"
+    elif op == "avg" and dtype in _INTEGER:
+        why = "a mean of integers is none; use sum, and divide"
+    else:
+        return
+    raise TypeError(f"frogtorch cannot reduce {dtype} with {op}: {why}")
 
 
 def combine(into: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> None:
     """``into = (parts[0] op parts[1]) op ...``, for flat tensors of one length; `into` may be one of the parts.
 
-    ``avg`` is the sum, divided by the number of parts. float16 and bfloat16 are folded in float32.
+    ``avg`` is the sum, divided by the number of parts.
     """
     function = OPS[op]
-    wide = _WIDE.get(into.dtype, into.dtype)
+    dtype = wide(into.dtype)
     count = into.numel()
     # Into `into` itself only where no part that is still to come can be in it.
-    straight = wide == into.dtype and all(part.data_ptr() != into.data_ptr() for part in parts[2:])
-    room = None if straight else torch.empty(min(count, BLOCK), dtype=wide)
+    straight = dtype == into.dtype and all(part.data_ptr() != into.data_ptr() for part in parts[2:])
+    room = None if straight else torch.empty(min(count, BLOCK), dtype=dtype)
     for lo in range(0, count, BLOCK):
         hi = min(lo + BLOCK, count)
         target = into[lo:hi]
         value = target if room is None else room[:hi - lo]
-        first = parts[0][lo:hi].to(wide)
+        first = parts[0][lo:hi].to(dtype)
         if len(parts) == 1:
             value.copy_(first)
         else:
-            function(first, parts[1][lo:hi].to(wide), out=value)
+            function(first, parts[1][lo:hi].to(dtype), out=value)
         for part in parts[2:]:
-            function(value, part[lo:hi].to(wide), out=value)
+            function(value, part[lo:hi].to(dtype), out=value)
         if op == "avg":
             value.div_(len(parts))
         if room is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from frogtorch.collectives.order import Piece
-from frogtorch.effects import Collective, Combine, Name, Group, Read, Region, Stage, Together
+from frogtorch.effects import Collective, Combine, Group, Name, Read, Region, Stage, Together
 
 
 def collect(group: Group, name: Name, mine: Region) -> Collective:

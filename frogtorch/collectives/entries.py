@@ -9,7 +9,7 @@ from frogtorch.effects import Collective, Group, Lane, Look, Publish, Read, Regi
 
 def all_gather_entries(group: Group, number: Region, columns: Sequence[Region], widths: Sequence[int],
                        most: int) -> Collective:
-    """Gather every rank's entries; return, by rank, the list of its columns.
+    """Gather every rank's entries; return, by rank, how many it has and the list of its columns.
 
     `number`, one element of 8 bytes, holds how many entries this rank has, at most `most`; ``columns[c]`` has
     ``widths[c]`` elements for each of them. The other ranks' columns are staged: they go when the collective ends.
@@ -22,12 +22,13 @@ def all_gather_entries(group: Group, number: Region, columns: Sequence[Region], 
         for c, column in enumerate(columns):
             if column.count:
                 yield Publish(("ent", c), column, readers=len(group.peers), copy=True)
-    lanes: list[Lane] = [_columns(group, p, columns, widths, most) for p in group.peers]
-    gathered = dict(zip(group.peers, (yield Together(lanes)), strict=True))
-    return [gathered.get(r, columns) for r in range(group.size)]
+    lanes: list[Lane] = [_table(group, p, columns, widths, most) for p in group.peers]
+    tables = dict(zip(group.peers, (yield Together(lanes)), strict=True))
+    tables[group.rank] = (yield Look(number)), columns
+    return [tables[r] for r in range(group.size)]
 
 
-def _columns(group: Group, peer: int, columns: Sequence[Region], widths: Sequence[int], most: int) -> Collective:
+def _table(group: Group, peer: int, columns: Sequence[Region], widths: Sequence[int], most: int) -> Collective:
     number = (yield Stage(1, 8))[:]
     yield Read(("len",), owner=peer, into=number)
     length = yield Look(number)
@@ -37,4 +38,4 @@ def _columns(group: Group, peer: int, columns: Sequence[Region], widths: Sequenc
     for column, width in zip(columns, widths, strict=True):
         theirs.append((yield Stage(length * width, column.itemsize))[:])
     yield Together(Read(("ent", c), owner=peer, into=into) for c, into in enumerate(theirs) if into.count)
-    return theirs
+    return length, theirs

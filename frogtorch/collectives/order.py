@@ -18,6 +18,7 @@ The last chunks are shorter, or empty, where S is no multiple of N·B.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from frogtorch.effects import Region
@@ -84,7 +85,7 @@ class _Gloo:
         cut = segments(tensor.count, tensor.itemsize, ranks)
         chunk = cut.per_rank * cut.size
         bounds = [min(k * chunk, tensor.count) for k in range(ranks + 1)]
-        return [tensor[lo:hi] for lo, hi in zip(bounds, bounds[1:], strict=False)]
+        return [tensor[lo:hi] for lo, hi in pairwise(bounds)]
 
     def fold(self, k: int, ranks: int) -> Sequence[int]:
         return [(k - i) % ranks for i in range(1, ranks + 1)]

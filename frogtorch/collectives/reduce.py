@@ -1,6 +1,6 @@
-"""Reduce: rank k collects slice k and reduces it, the root reads the reduced slices. Small tensors go to the root whole.
+"""Reduce: rank k collects slice k and reduces it, the root reads the reduced slices. Small tensors go to it whole.
 
-By slices, every link of the root carries 2S/W and none carries more, where W-1 whole tensors would meet at the root.
+By slices, 2(W-1)/W tensors come in at the root, and half as many elsewhere, where else W-1 would meet at the root.
 """
 
 from __future__ import annotations
