@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -32,10 +32,43 @@ class Work(dist._Work):
         self._tensors = tensors
         self._submit = submit
         self._changed = threading.Condition()
+        self._told: list[Callable[[BaseException | None], None]] = []
         self._over = False
         self._error: BaseException | None = None
         self._inner: Future[list[torch.Tensor]] | None = None
         self._outer: Future[list[torch.Tensor]] | None = None
+
+    @classmethod
+    def joint(cls, works: Sequence[Work], tensors: list[torch.Tensor],
+              submit: Callable[[Callable[[], Any]], None]) -> Work:
+        """A Work that ends with the last of `works`, and fails with the first error of theirs."""
+        one = cls(tensors, submit)
+        lock = threading.Lock()
+        left = len(works)
+        first: BaseException | None = None
+
+        def ended(error: BaseException | None) -> None:
+            nonlocal left, first
+            with lock:
+                left -= 1
+                first = first or error
+                last = not left
+            if last:
+                one.complete(first)
+
+        for work in works:
+            work.when_over(ended)
+        if not works:
+            one.complete(None)
+        return one
+
+    def when_over(self, tell: Callable[[BaseException | None], None]) -> None:
+        """Call `tell` once it has ended, with None or its error; the engine may hold its lock then."""
+        with self._changed:
+            if not self._over:
+                self._told.append(tell)
+                return
+        tell(self._error)
 
     def complete(self, error: BaseException | None) -> None:
         """End it. Called once, by the engine; callbacks of the future run on another thread."""
@@ -44,6 +77,8 @@ class Work(dist._Work):
             self._error = error
             self._changed.notify_all()
             inner = self._inner
+        for tell in self._told:
+            tell(error)
         if inner is not None:
             self._submit(lambda: inner.set_result(self._tensors))
 
@@ -76,6 +111,13 @@ class Work(dist._Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors that it fills."""
         return self._tensors
+
+    def source_rank(self) -> int:
+        """Whom a receive got its tensor from: only that of a receive knows. Raises RuntimeError."""
+        raise RuntimeError("this work is no receive, and has no source rank")
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future of the tensors, whose callbacks may start other collectives and wait for them."""
