@@ -20,10 +20,14 @@ def check(op: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.sparse_coo or tensor.device.type != "cpu":
         raise TypeError(f"frogtorch cannot reduce a tensor of {tensor.layout} on {tensor.device}: of sparse ones only "
                         f"torch.sparse_coo on the CPU; use to_sparse_coo() or to_dense()")
-    if op != "sum":
-        raise TypeError(f"frogtorch cannot reduce a sparse {tensor.dtype} with {op}: an entry that a rank does not "
-                        f"have is a zero in a sum only; use sum, or to_dense()")
     arithmetic.check(op, tensor.dtype)
+    if op != "sum":
+        why = "what a rank does not have is left out, as can be in a sum only; use sum, or to_dense()"
+    elif tensor.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
+        why = "torch has no sparse arithmetic for it; use to_dense(), or another dtype"
+    else:
+        return
+    raise TypeError(f"frogtorch cannot reduce a sparse {tensor.dtype} with {op}: {why}")
 
 
 def describe(tensor: torch.Tensor) -> str:

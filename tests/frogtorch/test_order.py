@@ -13,7 +13,7 @@ import frogtorch
 
 ALGORITHMS = ("shard", "pipelined", "whole")
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-WORLDS = (2, 3, 4, 6)
+WORLDS = (2, 3, 4, pytest.param(6, marks=pytest.mark.slow))
 
 
 def variates(rank, count, dtype=torch.float32):
