@@ -80,8 +80,7 @@ class Dumper:
             self._write("exit")
         elif reasons:
             self._write(reasons)
-        os.close(self._heard)
-        os.close(self._bell)
+        # The pipe stays open: the process is at its end, and some thread may be about to ring.
 
     def after_fork(self) -> None:
         """In a forked child: the signal, and the pipe, are the parent's."""

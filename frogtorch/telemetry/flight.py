@@ -106,17 +106,17 @@ def _as_nccl(record: Record) -> tuple[str, Shapes, Shapes]:
     if kind == "all_to_all":  # only the totals of all ranks are compared
         return kind, [_total(inputs)], [_total(outputs)]
     if kind == "all_gather" and len(inputs) == 1:
-        return _shares(kind, inputs, outputs, record.world_size)
+        return _shares(kind, inputs, outputs)
     if kind == "reduce_scatter" and len(outputs) == 1:
-        kind, outputs, inputs = _shares(kind, outputs, inputs, record.world_size)
+        kind, outputs, inputs = _shares(kind, outputs, inputs)
     return kind, inputs, outputs
 
 
-def _shares(kind: str, mine: Shapes, all_of_them: Shapes, size: int) -> tuple[str, Shapes, Shapes]:
+def _shares(kind: str, mine: Shapes, all_of_them: Shapes) -> tuple[str, Shapes, Shapes]:
     """`mine` is one rank's share of `all_of_them`; the name of the variant that takes uneven ones has a v."""
-    if _total(mine)[0] * size == _total(all_of_them)[0]:
-        return kind, mine, [_total(all_of_them)]
-    return f"{kind}_v", all_of_them, all_of_them
+    if len({prod(shape) for shape in all_of_them}) > 1:
+        return f"{kind}_v", all_of_them, all_of_them
+    return kind, mine, [_total(all_of_them)]
 
 
 def _total(shapes: Shapes) -> list[int]:

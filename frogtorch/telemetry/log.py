@@ -16,6 +16,9 @@ from frogtorch.telemetry.ring import RING
 KEPT = 10_000
 """Records that are kept until they are taken; older ones go."""
 
+KEPT_UNASKED = 1_000
+"""The same, as long as nobody has taken any: most never do, and the ring has these anyhow."""
+
 BATCH = 1_000
 """Records that are written to the file at a time."""
 
@@ -30,7 +33,8 @@ class Telemetry:
         """
         self.info = info
         self._file = None if directory is None else directory / f"rank{info.ranks[info.rank]}.jsonl"
-        self._records: deque[Record] = deque(maxlen=KEPT)
+        self._records: deque[Record] = deque()
+        self._kept = KEPT_UNASKED
         self._unwritten: deque[Record] = deque()
         self._submit = submit
         self._writing = threading.Lock()
@@ -45,6 +49,8 @@ class Telemetry:
         record.finish(error)
         RING.end(record)
         self._records.append(record)
+        if len(self._records) > self._kept:
+            self._records.popleft()
         if self._file is not None:
             self._unwritten.append(record)
             if len(self._unwritten) == BATCH:
@@ -54,6 +60,7 @@ class Telemetry:
 
     def take(self) -> list[dict[str, Any]]:
         """The records since the last call, oldest first."""
+        self._kept = KEPT
         taken = []
         while self._records:
             taken.append(self._records.popleft().as_dict())
