@@ -39,6 +39,7 @@ from frogtorch.lanes import WAITING, Lane, Lanes
 from frogtorch.memory.cells import Reading, Tally
 from frogtorch.memory.faults import MemoryFault, RoundTimeout
 from frogtorch.memory.loop import Loop
+from frogtorch.memory.rates import BULK_BYTES
 from frogtorch.memory.space import Memory
 from frogtorch.memory.texts import address
 from frogtorch.memory.wire import encode_name
@@ -273,6 +274,8 @@ class Operation:
             return
         if error is None:
             self._record.read(reading)
+            if len(reading.view) >= BULK_BYTES:
+                self._memory.rates.saw(reading, self._engine.submit)
         self._lanes.go_on(lane, error=error)
 
     def _combine(self, lane: Lane, effect: Combine) -> None:

@@ -60,7 +60,8 @@ class Member(dist.ProcessGroup):
         if settings.dump is not None:
             engine().at_close["dump"] = dump.configure(settings.dump, ranks[rank], settings.dump_at_exit)
         subscribed = interests(rank)
-        token, endpoint, links = rendezvous(store, name, rank, size, subscribed, self._timeout, settings.address)
+        token, endpoint, links = rendezvous(store, name, rank, size, subscribed, self._timeout, settings.address,
+                                            settings.advertise, settings.ports)
         # Never the incarnation itself in a text, as who knows it may join; a digest tells two runs apart as well.
         space = f"{name}#{hashlib.sha256(token).hexdigest()[:6]}"
         self._engine = engine()
@@ -106,7 +107,12 @@ class Member(dist.ProcessGroup):
     group_desc = property(getGroupDesc)
 
     def __repr__(self) -> str:
-        return f"<frogtorch group {self._memory.space}: rank {self._rank} of {self._size} at {self._memory.endpoint}>"
+        ends = self.telemetry.info.ends
+        paths = [f"{ours} with rank {peer} at {theirs}" for peer, (ours, theirs) in list(ends.items())[:8]]
+        if len(ends) > 8:
+            paths.append(f"and {len(ends) - 8} more")
+        return (f"<frogtorch group {self._memory.space}: rank {self._rank} of {self._size} at {self._memory.endpoint}"
+                f"{''.join(f'; {path}' for path in paths)}>")
 
     # What torch asks of its backend ---------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from frogtorch.collectives import ALL_REDUCE, ORDERS
 from frogtorch.collectives.shard import CHUNK_BYTES
+from frogtorch.memory.endpoint import Endpoint, parse_address, parse_advertise
 
 __all__ = ["Options", "Settings"]
 
@@ -34,12 +35,13 @@ class Options:
     """Order of summation: ``rank`` (the default: 0, 1, 2, …) or ``gloo``, which gives the bits of Gloo's ring."""
 
     address: str | None = None
-    """IP address of this host to listen on. By default that of the route to the c10d store's host, or else of the first
-    interface that is up."""
+    """IP address of this host to listen on, and to connect from; no other is listened on then. ``0.0.0.0`` and ``::``
+    mean all. By default a rank listens on those at which others may reach it: on that of the route to the c10d store's
+    host, which is tried first, and those of the other interfaces; on loopback alone if the store is there."""
 
     advertise: str | None = None
     """What the others are told to connect to, where that is not `address`: an IP address, or ``address:port`` (in
-    front of a container whose port is published)."""
+    front of a container whose port is published; `ports` is that port inside)."""
 
     ports: str | None = None
     """Port to listen on, or a range of them such as ``29600-29699``, of which each group takes a free one. By default
@@ -81,13 +83,16 @@ class Settings:
     chunk_bytes: int = CHUNK_BYTES
     order: str = "rank"
     address: str | None = None
-    advertise: str | None = None
+    advertise: Endpoint | None = None
     ports: tuple[int, int] = (0, 0)
     telemetry: Path | None = None
     dump: Path | None = None
     dump_at_exit: bool = False
 
     def __post_init__(self) -> None:
+        if self.advertise is not None and self.advertise.port and (not self.ports[0] or self.ports[0] != self.ports[1]):
+            raise ValueError(f"advertise (FROGTORCH_ADVERTISE) is {self.advertise}, whose port leads to one port of "
+                             f"this host: set ports (FROGTORCH_PORTS) to that one, or advertise the address alone")
         if self.dump_at_exit and self.dump is None:
             raise ValueError("dump_at_exit (FROGTORCH_DUMP_AT_EXIT) needs a directory: dump (FROGTORCH_DUMP)")
         if self.dump is not None and self.dump == self.telemetry:
@@ -132,6 +137,8 @@ _CHECKS: dict[str, Any] = {
     "all_reduce": _one_of("all_reduce", tuple(ALL_REDUCE)),
     "chunk_bytes": _chunk_bytes,
     "order": _one_of("order", tuple(ORDERS)),
+    "address": parse_address,
+    "advertise": parse_advertise,
     "ports": _ports,
     "telemetry": Path,
     "dump": Path,

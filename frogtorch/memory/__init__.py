@@ -5,7 +5,9 @@ space is the group and the incarnation it has in this run, the name is written o
 reads it, but only how many will.
 
 ======================  ==========================================================================
-:mod:`.rendezvous`      members find and admit each other, once, through the c10d store
+:mod:`.rendezvous`      members find each other, once, through the c10d store
+:mod:`.endpoint`        where a member takes connections
+:mod:`.meeting`         the connections that are made, and who is admitted
 :mod:`.wire`            frames and greetings, bounded and checked
 :mod:`.connection`      what goes out in which order, where what comes in lands
 :mod:`.cells`           cells, reads, addresses
@@ -15,6 +17,7 @@ reads it, but only how many will.
 :mod:`.incoming`        what each frame of a peer does
 :mod:`.credit`          how much goes unasked, and how much is kept that nobody has read
 :mod:`.mailbox`         which receive gets which message
+:mod:`.rates`           how fast each peer is read from, and a warning if one is very slow
 :mod:`.loop`            the I/O thread
 ======================  ==========================================================================
 """

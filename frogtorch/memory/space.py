@@ -19,6 +19,7 @@ from frogtorch.memory.loop import Loop
 from frogtorch.memory.mailbox import Mailbox
 from frogtorch.memory.peers import Peer
 from frogtorch.memory.published import Published
+from frogtorch.memory.rates import Rates
 from frogtorch.memory.rendezvous import Link
 from frogtorch.memory.wire import MESSAGES, TEXT_MAX, Kind, Message, decode_message, encode, encode_name, message_name
 
@@ -59,6 +60,7 @@ class Memory:
         self.endpoint = endpoint
         self.interests = frozenset(interests)
         self.connections = {peer: Connection(self, peer, link) for peer, link in sorted(links.items())}
+        self.rates = Rates(space, rank, self.connections)
         self.peers = {rank: Peer(connection) for rank, connection in self.connections.items()}
         self.operations: dict[int, Operation] = {}
         self.next_round = 0

@@ -24,6 +24,7 @@ import hashlib
 import hmac
 import json
 import re
+import secrets
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
@@ -169,7 +170,7 @@ def decode(data: memoryview) -> tuple[Frame, int] | None:
     return Frame(kind, bytes(data[HEADER.size:middle]), bytes(data[middle:body]), length, number, total, offset), body
 
 
-# The greeting that opens a connection, in both directions.
+# The greeting that opens a connection: the caller's, the answer to it, and the choice of one of several connections.
 
 GREETING = struct.Struct("!4sHH")
 MAGIC = b"FROG"
@@ -186,14 +187,18 @@ class Greeting(NamedTuple):
     interests: frozenset[Interest]
 
 
-def _proof(token: bytes, body: bytes, to: int) -> bytes:
-    return hmac.digest(token, body + to.to_bytes(4, "big"), hashlib.sha256)
+def _proof(token: bytes, body: bytes, to: int, answers: bytes) -> bytes:
+    return hmac.digest(token, hashlib.sha256(answers).digest() + to.to_bytes(4, "big") + body, hashlib.sha256)
 
 
-def greet(token: bytes, rank: int, size: int, to: int, interests: Iterable[Interest]) -> bytes:
-    """The greeting of `rank` for `to`, with the proof that its sender knows the group's `token`."""
-    body = json.dumps({"rank": rank, "size": size, "interests": sorted(map(list, interests), key=str)}).encode()
-    return GREETING.pack(MAGIC, VERSION, len(body)) + body + _proof(token, body, to)
+def greet(token: bytes, rank: int, size: int, to: int, interests: Iterable[Interest], answers: bytes = b"") -> bytes:
+    """The greeting of `rank` for `to`, with the proof that its sender knows the group's `token`.
+
+    The proof holds for the greeting that this one `answers`, and no two greetings are alike.
+    """
+    body = json.dumps({"rank": rank, "size": size, "interests": sorted(map(list, interests), key=str),
+                       "nonce": secrets.token_hex(16)}).encode()
+    return GREETING.pack(MAGIC, VERSION, len(body)) + body + _proof(token, body, to, answers)
 
 
 def greeting_length(data: bytes) -> int | None:
@@ -210,11 +215,14 @@ def greeting_length(data: bytes) -> int | None:
     return GREETING.size + int(length) + PROOF_BYTES
 
 
-def admit(data: bytes, token: bytes, rank: int, size: int) -> Greeting:
-    """The greeting in `data`, for `rank` of a group of `size`; raises ProtocolError unless its sender is a member."""
+def admit(data: bytes, token: bytes, rank: int, size: int, answers: bytes = b"") -> Greeting:
+    """The greeting in `data`, for `rank` of a group of `size`; raises ProtocolError unless its sender is a member.
+
+    `answers` is our own greeting, if this is the answer to one.
+    """
     body, proof = data[GREETING.size:-PROOF_BYTES], data[-PROOF_BYTES:]
     # First of all, and in constant time: nothing of a stranger's greeting is looked at.
-    if not hmac.compare_digest(proof, _proof(token, body, rank)):
+    if not hmac.compare_digest(proof, _proof(token, body, rank, answers)):
         raise ProtocolError("it does not know the secret of this run of the group")
     try:
         said = json.loads(body)
@@ -226,3 +234,14 @@ def admit(data: bytes, token: bytes, rank: int, size: int) -> Greeting:
     if theirs.size != size or not 0 <= theirs.rank < size or theirs.rank == rank:
         raise ProtocolError(f"it says it is rank {theirs.rank} of {theirs.size}, to rank {rank} of {size}")
     return theirs
+
+
+def choice(token: bytes, answer: bytes) -> bytes:
+    """What the caller says last, on the one connection it takes: proof of what was answered on it."""
+    return hmac.digest(token, b"chosen" + answer, hashlib.sha256)
+
+
+def check_choice(data: bytes, token: bytes, answer: bytes) -> None:
+    """Raise ProtocolError unless `data` is the choice of the connection on which we said `answer`."""
+    if not hmac.compare_digest(data, choice(token, answer)):
+        raise ProtocolError("its greeting is somebody else's, said again")

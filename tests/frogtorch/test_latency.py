@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import frogtorch
 from frogtorch.memory import rendezvous
+from frogtorch.memory.endpoint import Endpoint
 
 DELAY = 0.15
 
@@ -44,16 +45,16 @@ def far_apart(tmp_path, monkeypatch):
     """Rank 1 reaches rank 0 through the relay."""
     listener = socket.create_server(("127.0.0.1", 0))
     directory = tmp_path / "endpoint"
-    fetch = rendezvous._fetch
+    find = rendezvous._Visit._directory
 
-    def fetch_relay(store, key, *rest):
-        found = fetch(store, key, *rest)
-        if not key.endswith("endpoint/0"):
-            return found
-        directory.write_text(found)
-        return f"127.0.0.1 {listener.getsockname()[1]}"
+    def find_relay(visit):
+        found = find(visit)
+        if 0 in found:
+            directory.write_text(f"{found[0][0].address} {found[0][0].port}")
+            found[0] = [Endpoint("127.0.0.1", listener.getsockname()[1])]
+        return found
 
-    monkeypatch.setattr(rendezvous, "_fetch", fetch_relay)
+    monkeypatch.setattr(rendezvous._Visit, "_directory", find_relay)
     pid = os.fork()
     if pid == 0:
         relay(listener, directory)
@@ -84,4 +85,37 @@ def test_all_reduce(ranks, far_apart, algorithm, count, delays):
 
     both = ranks(2, run, options=frogtorch.Options(all_reduce=algorithm))
     took = statistics.median(max(ends) for ends in zip(*both, strict=True)) / DELAY
+    assert delays - 0.1 < took < delays + 0.8
+
+
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize(("count", "early", "delays"), [
+    (1024, True, 1), (1024, False, 1),  # goes unasked
+    (20_000, True, 1),  # the read stands when it is sent; one of any source waits for the offer, and asks
+    (20_000, False, 2),  # request and answer, both from the start
+])
+def test_a_message(ranks, far_apart, source, count, early, delays):
+    def run(rank, size):
+        ends = []
+        for _ in range(3):
+            begin = torch.tensor([time.monotonic() + 5 * DELAY], dtype=torch.float64)
+            dist.broadcast(begin, 0)
+            received = torch.zeros(count)
+            if rank == 1 and early:  # two delays before
+                time.sleep(max(0.0, begin.item() - 2 * DELAY - time.monotonic()))
+                work = dist.irecv(received, source)
+            time.sleep(max(0.0, begin.item() - time.monotonic()))
+            if rank == 0:
+                dist.send(torch.ones(count), 1)
+                continue
+            if not early:
+                work = dist.irecv(received, source)
+            work.wait()
+            ends.append(time.monotonic() - begin.item())
+            assert received.eq(1).all()
+        return ends
+
+    took = statistics.median(ranks(2, run)[1]) / DELAY
+    if source is None and count > 4096:
+        delays = 3  # offer, request, answer
     assert delays - 0.1 < took < delays + 0.8

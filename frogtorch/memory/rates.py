@@ -1,0 +1,89 @@
+"""How fast each peer is read from, and a warning if the path to one is far slower than to another.
+
+A host with two interfaces may talk to a peer over the wrong one, and everything works, only slowly. Nothing but the
+rate tells.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from frogtorch.memory.endpoint import interfaces
+
+if TYPE_CHECKING:
+    from frogtorch.memory.cells import Reading
+    from frogtorch.memory.connection import Connection
+
+__all__ = ["BULK_BYTES", "Rates"]
+
+BULK_BYTES = 1 << 20
+"""A read of at least this many bytes measures the path; smaller ones measure the peer's wake-up."""
+
+READS = 3
+"""Reads of a peer before its rate counts: the first ones begin on a cold connection."""
+
+FAR_BELOW = 10
+"""A peer is far slower if another is this many times faster."""
+
+log = logging.getLogger("frogtorch")
+
+
+class Rates:
+    """The best rate seen from each peer on another host, in bytes per second.
+
+    The best, not the mean: reads side by side share this host's access, and one that had it to itself shows the path.
+    Calls are made with the loop's lock held.
+    """
+
+    def __init__(self, space: str, rank: int, connections: Mapping[int, Connection]) -> None:
+        self.best: dict[int, float] = {}
+        self._of = f"group {space}: rank {rank}"
+        self._connections = connections
+        self._reads: dict[int, int] = {}
+        self._elsewhere: dict[int, bool] = {}
+        self._fastest: int | None = None
+        self._warned: set[int] = set()
+
+    def saw(self, reading: Reading, submit: Callable[[Callable[[], None]], None]) -> None:
+        """Take in a read that is filled, of :data:`BULK_BYTES` or more; what is to be logged is given to `submit`."""
+        peer = reading.owner
+        if reading.first is None or reading.last <= reading.first or not self._on_another_host(peer):
+            return
+        rate = max(self.best.get(peer, 0.0), len(reading.view) / (reading.last - reading.first))
+        self.best[peer] = rate
+        self._reads[peer] = self._reads.get(peer, 0) + 1
+        if self._reads[peer] < READS:
+            return
+        if self._fastest is None or rate > self.best[self._fastest]:
+            self._fastest = peer
+        if rate * FAR_BELOW < self.best[self._fastest] and peer not in self._warned:
+            self._warned.add(peer)
+            submit(partial(self._warn, peer, rate, self._fastest, self.best[self._fastest]))
+
+    def _on_another_host(self, peer: int) -> bool:
+        """Whether a network lies between: a peer on this host is no measure for one."""
+        found = self._elsewhere.get(peer)
+        if found is None:
+            ours, theirs = self._connections[peer].ends
+            own = {ours.address, *(one.address for one in interfaces())}
+            found = self._elsewhere[peer] = theirs.address not in own and not ip_address(theirs.address).is_loopback
+        return found
+
+    def _warn(self, slow: int, rate: float, fast: int, best: float) -> None:
+        ours, _ = self._connections[slow].ends
+        there = interfaces()
+        in_use = {one.name for one in there if one.address == ours.address}
+        others = [one for one in there if one.name not in in_use and one.address != ours.address]
+        if others:
+            log.warning(
+                "%s reads from %s, but from %s. This host has other addresses: %s. If rank %d can be reached from one "
+                "of them, set FROGTORCH_ADDRESS to it here, and to the address in the same network there.", self._of,
+                self._path(slow, rate), self._path(fast, best), ", ".join(map(str, others)), slow)
+
+    def _path(self, peer: int, rate: float) -> str:
+        ours, theirs = self._connections[peer].ends
+        return f"rank {peer} at {rate / 1e6:.2f} MB/s at best, over {ours.address} - {theirs.address}"
