@@ -83,9 +83,9 @@ class ProcessGroup(Reductions, Movements):
         except MemoryFault as fault:
             if self._rank:
                 raise
-            late = ", ".join(f"rank {self._ranks[peer]}" for peer in sorted(missing))
-            raise type(fault)(f"after {time.monotonic() - begin:.1f} s, these have not come to monitored_barrier: "
-                              f"{late}. {fault}") from fault
+            late = ", ".join(str(peer) for peer in sorted(missing))
+            raise type(fault)(f"after {time.monotonic() - begin:.1f} s, rank{'s' * (len(missing) > 1)} {late} of the "
+                              f"group had not come to monitored_barrier: {fault}") from fault
 
     def _meet(self, call: Call, generator: Collective) -> Work:
         token = torch.zeros(1, dtype=torch.uint8)

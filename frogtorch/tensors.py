@@ -94,8 +94,10 @@ class Packed:
 
     def put_back(self) -> None:
         """Copy every part's elements to it."""
-        for part, result in zip(self._parts, self.flat.split([part.numel() for part in self._parts]), strict=True):
-            part.copy_(result)
+        start = 0
+        for part in self._parts:
+            part.copy_(self.flat[start:start + part.numel()])
+            start += part.numel()
 
 
 def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -238,14 +240,14 @@ def apart(parts: Sequence[Region], places: Sequence[Region], own: tuple[int, int
 
     Only ``parts[own[0]]`` may lie just where ``places[own[1]]`` does: it is what goes there.
     """
-    reach = [_reach(place) for place in places]
-    lowest, highest = min(lo for lo, _ in reach), max(hi for _, hi in reach)
+    reaches = [_reach(place) for place in places]
+    lowest, highest = min((lo for lo, _ in reaches), default=0), max((hi for _, hi in reaches), default=0)
     kept = list(parts)
     for k, part in enumerate(parts):
         lo, hi = _reach(part)
         if lo < highest and lowest < hi and any(
-                lo < there[1] and there[0] < hi and ((k, j) != own or there != (lo, hi))
-                for j, there in enumerate(reach)):
+                lo < there_hi and there_lo < hi and ((k, j) != own or (lo, hi) != (there_lo, there_hi))
+                for j, (there_lo, there_hi) in enumerate(reaches)):
             kept[k] = bind(part.buffer.storage.tensor[part.lo:part.hi].clone())[:]
     return kept
 
