@@ -34,11 +34,11 @@ _unmatched = itertools.count(1)
 def checked(what: str, peer: int | None, tag: int, group: Group) -> None:
     """Raise ValueError unless a message may go between this rank of `group` and `peer` (None: any) with `tag`."""
     if peer == group.rank:
-        raise ValueError(f"{what}: rank {peer} of the group is this rank itself; there are no messages to oneself")
+        raise ValueError(f"there is no {what} between rank {peer} of the group, which is this rank, and itself")
     if peer is not None and not 0 <= peer < group.size:
-        raise ValueError(f"{what}: the group has ranks 0 to {group.size - 1}, and no rank {peer}")
+        raise ValueError(f"there is no {what} with rank {peer}: the group has ranks 0 to {group.size - 1}")
     if not 0 <= tag < 1 << 63:
-        raise ValueError(f"{what}: a tag is a whole number from 0 to 2**63 - 1, not {tag}")
+        raise ValueError(f"the tag of a {what} is a whole number from 0 to 2**63 - 1, not {tag}")
 
 
 class _Message(Operation):
