@@ -15,7 +15,8 @@ A collective promises:
 
 * it yields effects in an order that depends on rank, world size, region sizes and the numbers it looks at alone,
   never on arrival;
-* an empty region is neither published nor read, combined, copied, sent nor received;
+* an empty region is not combined, copied, sent nor received. It is published and read only where ranks could believe
+  in different sizes, or where that it came is what it says;
 * it does not write into a region that it has published with ``copy=False`` before every reader has it.
 """
 

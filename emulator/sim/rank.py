@@ -131,7 +131,7 @@ class Rank:
     def _serve(self, key: Key, cell: Cell, reader: int) -> None:
         if not cell.readers:
             raise ValueError(f"rank {reader} reads {key[1]!r} of rank {self.rank}, which has had all its readers")
-        frames = -(-cell.nbytes // FRAME_BYTES)
+        frames = max(1, -(-cell.nbytes // FRAME_BYTES))
         message = self.channel(reader).send(cell.nbytes + frames * FRAME_HEADER, urgent=cell.nbytes <= SMALL_BYTES)
         self.group[reader].incoming(self.rank, key).succeed((message, cell.nbytes))
         cell.readers -= 1

@@ -8,9 +8,12 @@ from frogtorch.effects import Collective, Copy, Group, Publish, Read, Region, To
 
 
 def all_gather(group: Group, mine: Region, into: Sequence[Region]) -> Collective:
-    """Fill ``into[r]`` with the `mine` of rank r, for every r. Shares may differ in size from rank to rank."""
+    """Fill ``into[r]`` with the `mine` of rank r, for every r. Shares may differ in size from rank to rank.
+
+    Empty shares go their way too: the sizes that two ranks believe in are found to differ also where one is 0.
+    """
+    if group.peers:
+        yield Publish(("agt", group.rank), mine, readers=len(group.peers), copy=True)
     if mine.count:
-        if group.peers:
-            yield Publish(("agt", group.rank), mine, readers=len(group.peers), copy=True)
         yield Copy(mine, into[group.rank])
-    yield Together(Read(("agt", p), owner=p, into=into[p]) for p in group.peers if into[p].count)
+    yield Together(Read(("agt", p), owner=p, into=into[p]) for p in group.peers)

@@ -8,12 +8,14 @@ from frogtorch.effects import Collective, Copy, Group, Publish, Read, Region, To
 
 
 def all_to_all(group: Group, parts: Sequence[Region], into: Sequence[Region]) -> Collective:
-    """Fill ``into[r]`` of rank k with ``parts[k]`` of rank r, for all r and k. Sizes may differ from pair to pair."""
+    """Fill ``into[r]`` of rank k with ``parts[k]`` of rank r, for all r and k. Sizes may differ from pair to pair.
+
+    Empty parts go their way too: the sizes that two ranks believe in are found to differ also where one is 0.
+    """
     rank = group.rank
     for k in group.peers:
-        if parts[k].count:
-            # A copy: this rank may be done before rank k has read it.
-            yield Publish(("a2a", k), parts[k], readers=1, copy=True)
+        # A copy: this rank may be done before rank k has read it.
+        yield Publish(("a2a", k), parts[k], readers=1, copy=True)
     if parts[rank].count:
         yield Copy(parts[rank], into[rank])
-    yield Together(Read(("a2a", rank), owner=p, into=into[p]) for p in group.peers if into[p].count)
+    yield Together(Read(("a2a", rank), owner=p, into=into[p]) for p in group.peers)

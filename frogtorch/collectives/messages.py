@@ -1,7 +1,7 @@
 """Point to point: a message is a cell that one rank reads.
 
-It is part of no round: which message of its pair and tag it is says its `number`, which both ends count. The one
-collective whose region may be empty and is published all the same: that a message came is what it says.
+It is part of no round: which message of its pair and tag it is says its `number`, which both ends count. An empty
+one is published like any other: that a message came is what it says.
 """
 
 from __future__ import annotations

@@ -91,12 +91,10 @@ class Net:
         value = None
         match effect:  # ("sum" here is concatenation, which shows the order)
             case Publish():
-                assert effect.region.count, "an empty region is not published"
                 assert (lane.rank, effect.name) not in self.cells, "a name is written once"
                 values = read(effect.region) if effect.copy else None
                 self.cells[lane.rank, effect.name] = [effect.region, values, effect.readers, set()]
             case Read():
-                assert effect.into.count, "an empty region is not read"
                 self.reads.append([lane, lane.rank, effect, 0])
                 return
             case Combine():
@@ -139,8 +137,9 @@ class Net:
         assert rank not in have, "a rank reads a cell once"
         self.check_free(effect.into)
         source = values if values is not None else read(region)
-        effect.into.buffer.storage[effect.into.lo + done] = source[done]
-        self.reads[i][3] += 1
+        if done < region.count:
+            effect.into.buffer.storage[effect.into.lo + done] = source[done]
+            self.reads[i][3] += 1
         if done + 1 < region.count:
             return
         del self.reads[i]
