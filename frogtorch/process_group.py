@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import BarrierOptions
 
-from frogtorch import collectives
+from frogtorch import (
+    collectives,
+    functional,  # noqa: F401 - a kernel that it registers
+)
 from frogtorch.calls import Call, call, collective
 from frogtorch.collectives.monitored_barrier import monitored_barrier
 from frogtorch.effects import Collective
