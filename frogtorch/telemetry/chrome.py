@@ -75,14 +75,22 @@ def merge(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _title(record: Record) -> str:
-    return f"{record.collective} {record.round}"
+    if record.tag is None:
+        return f"{record.collective} {record.round}"
+    peer = "any rank" if record.peer is None else _rank(record, record.peer)
+    return f"{record.collective} {'to' if record.collective == 'send' else 'from'} {peer}, tag {record.tag}"
+
+
+def _rank(record: Record, peer: int) -> str:
+    """A rank of the record's group, by its global number, as processes and tracks are named."""
+    return f"rank {peer if record.info is None else record.info.ranks[peer]}"
 
 
 def _collective(tracks: _Tracks, record: Record, now: float) -> None:
     shown = record.as_dict()
     end = record.end or now
     args = {name: shown[name] for name in (
-        "group", "round", "algorithm", "op", "dtype", "nbytes", "state", "error", "waiting", "publish",
+        "group", "round", "number", "algorithm", "op", "dtype", "nbytes", "state", "error", "waiting", "publish",
         "payload_offered", "payload_received", "payload_sent", "socket_received", "socket_sent")}
     tracks.spans("collectives", [(_title(record), record.start, end, args)])
     if record.combined is not None:
@@ -92,14 +100,11 @@ def _collective(tracks: _Tracks, record: Record, now: float) -> None:
 
 
 def _transfer(tracks: _Tracks, record: Record, peer: int, span: Span, way: str) -> None:
-    info = record.info
     args: dict[str, Any] = {"bytes": span.bytes}
-    track = f"{way} rank {peer}"
-    if info is not None:
-        track = f"{way} rank {info.ranks[peer]}"
-        args |= info.connection(peer) if peer in info.ends else {}
+    if record.info is not None and peer in record.info.ends:
+        args |= record.info.connection(peer)
     first = max(record.start, span.first)
     parts = [(f"{_title(record)}: transfer", first, max(first, span.last), args)]
     if way == "from":
         parts.insert(0, (f"{_title(record)}: wait", record.start, first, {}))
-    tracks.spans(track, parts)
+    tracks.spans(f"{way} {_rank(record, peer)}", parts)

@@ -101,19 +101,21 @@ def _as_nccl(record: Record) -> tuple[str, Shapes, Shapes]:
     inputs = [list(shape) for shape in record.input_sizes]
     outputs = [list(shape) for shape in record.output_sizes]
     kind = record.collective
-    if kind == "barrier":  # its token is nobody's business
-        return kind, [], []
+    if kind.endswith("barrier"):  # whose token is nobody's business
+        return "barrier", [], []
     if kind == "all_to_all":  # only the totals of all ranks are compared
         return kind, [_total(inputs)], [_total(outputs)]
-    if kind == "all_gather" and len(inputs) == 1:
+    if kind == "all_gather":
         return _shares(kind, inputs, outputs)
-    if kind == "reduce_scatter" and len(outputs) == 1:
+    if kind == "reduce_scatter":
         kind, outputs, inputs = _shares(kind, outputs, inputs)
     return kind, inputs, outputs
 
 
 def _shares(kind: str, mine: Shapes, all_of_them: Shapes) -> tuple[str, Shapes, Shapes]:
     """`mine` is one rank's share of `all_of_them`; the name of the variant that takes uneven ones has a v."""
+    if len(mine) > 1:  # coalesced; the analyzer looks at the first of each alone
+        return kind, [_total(mine)], [_total(all_of_them)]
     if len({prod(shape) for shape in all_of_them}) > 1:
         return f"{kind}_v", all_of_them, all_of_them
     return kind, mine, [_total(all_of_them)]

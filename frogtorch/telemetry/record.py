@@ -23,10 +23,6 @@ def wall_ns(moment: float) -> int:
     return int(moment * 1e9) + _WALL_NS
 
 
-NOTHING = Tally()
-"""The bytes of what has not begun."""
-
-
 @dataclass(slots=True)
 class GroupInfo:
     """What all records of a group have in common."""
@@ -87,7 +83,7 @@ class Record:
     contributions: dict[int, Span] = field(default_factory=dict)  # what was read, by peer
     sums: dict[int, Span] = field(default_factory=dict)
     waiting: Collection[Reading] = ()  # reads that are not filled yet
-    tally: Tally = NOTHING
+    tally: Tally = field(default_factory=Tally)
 
     def read(self, reading: Reading) -> None:
         """Take in a read that is filled."""
