@@ -99,8 +99,8 @@ class Memory:
             raise self.closed
         if number is None:
             number = self.next_round
-            self.next_round += 1
             operation.tally = self.tally(number)
+            self.next_round += 1
         self.operations[number] = operation
         self._nearest = min(self._nearest, operation.deadline)
         self.loop.awake_by(operation.deadline)
