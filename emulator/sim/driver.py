@@ -87,8 +87,8 @@ class Driver:
             case Copy():
                 return self._work(self._costs.copy * effect.source.nbytes)
             case Look():
-                raise TypeError("a collective that looks at a number, such as another rank's size, cannot be simulated: "
-                                "regions have sizes here, and no content")
+                raise TypeError("a collective that looks at a number, such as a size that another rank says, cannot be "
+                                "simulated: regions have no content here")
             case Stage():
                 return self._stage(effect)
             case Release():

@@ -172,34 +172,144 @@ def test_tensors_of_every_kind(ranks):
     )] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16,
+                                   torch.uint32, torch.uint64], ids=str)
+def test_all_reduce_of_integers(ranks, dtype):
+    def run(rank, size):
+        found = {}
+        for op in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+            if dtype != torch.uint64 or op not in ("MIN", "MAX"):
+                x = torch.tensor([[3, 6, 1], [5, 3, 2], [100, 77, 100]])[:, rank].to(dtype)
+                dist.all_reduce(x, getattr(dist.ReduceOp, op))
+                found[op] = x.tolist()
+        return found
+
+    # Of 100, 77 and 100: the sum is 277, the product 770000 = 2^16 * 11 + 49104 = 2^8 * 3007 + 208.
+    bits, signed = 8 * dtype.itemsize, dtype.is_signed
+    add = {8: 277 - 256}.get(bits, 277)
+    multiply = {8: 208 - 256 * signed, 16: 49104 - 65536 * signed}.get(bits, 770000)
+    expected = {
+        "SUM": [10, 10, add], "PRODUCT": [18, 30, multiply], "MIN": [1, 2, 77], "MAX": [6, 5, 100],
+        # 100 = 0b1100100, 77 = 0b1001101.
+        "BAND": [0, 0, 0b1000100], "BOR": [7, 7, 0b1101101], "BXOR": [4, 4, 77],
+    }
+    for found in ranks(3, run):
+        assert found == {op: expected[op] for op in found}
+
+
 def test_what_cannot_be_is_refused_with_its_op_and_dtype(ranks):
     def run(rank, size):
         texts = []
         for attempt in (
             lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG),
-            lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.BXOR),
-            lambda: dist.all_reduce(torch.ones(2).to_sparse()),
-            lambda: dist.reduce(torch.ones(2), 0),
+            lambda: dist.reduce(torch.ones(2), 0, dist.ReduceOp.BXOR),
+            lambda: dist.reduce_scatter_tensor(torch.ones(1, dtype=torch.complex64),
+                                               torch.ones(2, dtype=torch.complex64), dist.ReduceOp.MAX),
+            lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn)),
         ):
-            try:
+            with pytest.raises(TypeError) as caught:
                 attempt()
-            except (TypeError, NotImplementedError) as error:
-                texts.append(str(error))
+            texts.append(str(caught.value))
         # None of them took a round: the group goes on.
         x = torch.ones(2)
         dist.all_reduce(x)
         return texts, x.tolist()
 
     for texts, after in ranks(2, run):
-        avg, bxor, sparse, reduce = texts
-        assert "int32" in avg
-        assert "avg" in avg
-        assert "int32" in bxor
-        assert "BXOR" in bxor
-        assert "sparse" in sparse
-        assert "not yet" in reduce
-        assert "no reduce" in reduce
+        said = ["torch.int32 with avg", "torch.float32 with bxor", "torch.complex64 with max",
+                "torch.float8_e4m3fn with sum"]
+        assert [f"cannot reduce {what}" in text for what, text in zip(said, texts, strict=True)] == [True] * 4
         assert after == [2.0, 2.0]
+
+
+UNIT = 3_001
+"""Elements of which even three make a cell of more than 16 KiB, while one is a small one."""
+
+
+@pytest.mark.parametrize("unit", [1, UNIT, 20 * UNIT])
+def test_what_is_gathered_scattered_and_exchanged(ranks, unit):
+    # A share of rank r has (r + 1) units; the part from r to k is filled with 10 r + k. And each is overwritten as soon
+    # as the rank is done, again and again: nobody may see that.
+    def run(rank, size):
+        wrong = []
+
+        def check(what, tensors, values):
+            wrong.extend((what, i) for i, (x, value) in enumerate(zip(tensors, values, strict=True))
+                         if not bool((x == value).all()))
+            for x in tensors:
+                x.fill_(-1)
+
+        for root in (0, 1, 2, 0, 1, 2):
+            mine = torch.full(((rank + 1) * unit,), 10.0 * rank)
+            into = [torch.zeros((r + 1) * unit) for r in range(size)] if rank == root else None
+            dist.gather(mine, into, root)
+            check("gather", [mine, *(into or [])], [10.0 * rank, *([0.0, 10.0, 20.0] if into else [])])
+            parts = [torch.full(((k + 1) * unit,), 10.0 * root + k) for k in range(size)] if rank == root else None
+            own = torch.zeros((rank + 1) * unit)
+            dist.scatter(own, parts, root)
+            check("scatter", [own, *(parts or [])], [10.0 * root + rank, *([10.0 * root + k for k in range(size)]
+                                                                           if parts else [])])
+            parts = [torch.full(((rank * k) % 3 * unit,), 10.0 * rank + k) for k in range(size)]
+            into = [torch.zeros((rank * k) % 3 * unit) for k in range(size)]
+            dist.all_to_all(into, parts)
+            check("all_to_all", into + parts, [10.0 * k + rank for k in range(size)] + [10.0 * rank + k
+                                                                                         for k in range(size)])
+        return wrong
+
+    assert ranks(3, run) == [[]] * 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4096, 4097, 100_003])
+def test_what_is_reduced_to_one_or_scattered(ranks, count):
+    def run(rank, size):
+        wrong = []
+        for root in (0, 1, 2, 0):
+            x = torch.arange(float(count)) + rank
+            dist.reduce(x, root)
+            # i + (i + 1) + (i + 2) at the root; elsewhere the tensor stays as it was.
+            expected = torch.arange(float(count)) * 3 + 3 if rank == root else torch.arange(float(count)) + rank
+            wrong += [] if torch.equal(x, expected) else [("reduce", root)]
+            x.fill_(-1e9)
+            parts = [torch.full((count * k,), float(10 * k + rank)) for k in range(size)]
+            into = torch.zeros(count * rank)
+            dist.reduce_scatter(into, parts, dist.ReduceOp.MAX)
+            wrong += [] if bool((into == 10 * rank + 2).all()) else [("reduce_scatter", root)]
+            for part in (into, *parts):
+                part.fill_(-1e9)
+        return wrong
+
+    assert ranks(3, run) == [[]] * 3
+
+
+def test_the_bytes_that_a_rank_receives_are_those_of_the_table(ranks):
+    count = 30_000  # elements of 4 bytes, of a whole tensor; it divides by 3 and 4
+
+    def run(rank, size):
+        group = dist.distributed_c10d._get_default_group()
+        whole, share = torch.ones(count), torch.ones(count // size)
+        shares = [torch.ones(count // size) for _ in range(size)]
+        at_root = rank == 1
+        for run in (
+            lambda: dist.reduce(whole, 1),
+            lambda: dist.reduce(torch.ones(4096), 1),
+            lambda: dist.reduce_scatter_tensor(share, whole),
+            lambda: dist.broadcast(whole, 1),
+            lambda: dist.all_gather_into_tensor(whole, share),
+            lambda: dist.gather(share, shares if at_root else None, 1),
+            lambda: dist.scatter(share, shares if at_root else None, 1),
+            lambda: dist.all_to_all_single(torch.ones(count), whole),
+        ):
+            run()
+        dist.barrier()
+        return [record["payload_received"] for record in group.telemetry.take()]
+
+    for size in (3, 4):
+        most = (size - 1) * count // size * 4
+        for rank, received in enumerate(ranks(size, run)):
+            at_root = rank == 1
+            assert received == [
+                2 * most if at_root else most, (size - 1) * 16384 if at_root else 0, most, 0 if at_root else 4 * count,
+                most, most if at_root else 0, 0 if at_root else 4 * count // size, most, size - 1]
 
 
 def test_two_groups_side_by_side(ranks):

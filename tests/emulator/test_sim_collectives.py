@@ -1,0 +1,83 @@
+"""Every collective of the backend in virtual time: how many one-way delays it takes, and what a rank receives."""
+
+import pytest
+from simpy import Environment
+
+from emulator.sim.connection import Connections
+from emulator.sim.driver import Driver
+from emulator.sim.rank import Costs, Rank
+from emulator.sim.sending import Plain
+from emulator.topology import Host, Path, Topology
+from frogtorch.collectives import (
+    all_gather,
+    all_gather_entries,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from frogtorch.effects import Buffer, Group
+
+DELAY = 3.0
+SIZE, ROOT = 4, 1
+SMALL, LARGE = 4_000, 4_000_000
+
+
+def run(collective):
+    """Run ``collective(group)`` on all ranks, a delay apart on unlimited paths; the seconds, and the bytes received."""
+    names = [f"host-{i}" for i in range(SIZE)]
+    paths = [Path(a, b, None, DELAY) for a in names for b in names if a != b]
+    topology = Topology("test", "test.yaml", tuple(Host(n, "s") for n in names), paths, (), "cubic", "")
+    env = Environment()
+    connections = Connections(env, topology, names)
+    ranks = []
+    ranks += [Rank(connections, i, SIZE, ranks) for i in range(SIZE)]
+    drivers = [Driver(rank, 0, Plain(env), Costs()) for rank in ranks]
+    lanes = [env.process(driver.run(collective(Group(i, SIZE)))) for i, driver in enumerate(drivers)]
+    env.run(env.all_of(lanes))
+    return env.now, [sum(peer.bytes for peer in driver.account.peers.values()) for driver in drivers]
+
+
+def tensor(nbytes):
+    return Buffer(nbytes, 1)[:]
+
+
+def at_root(group, value):
+    return value if group.rank == ROOT else None
+
+
+COLLECTIVES = {
+    # name: (collective, delays of a small tensor, of a large one, quarters of it that the root and the others receive)
+    "reduce": (lambda g, n: reduce(g, tensor(n), at_root(g, tensor(n)), ROOT, "sum"), 1, 3, 6, 3),
+    "reduce_scatter": (lambda g, n: reduce_scatter(g, tensor(n).split(SIZE), tensor(n // SIZE), "sum"), 1, 2, 3, 3),
+    "broadcast": (lambda g, n: broadcast(g, tensor(n), ROOT), 1, 2, 0, 4),
+    "all_gather": (lambda g, n: all_gather(g, tensor(n // SIZE), tensor(n).split(SIZE)), 1, 2, 3, 3),
+    "gather": (lambda g, n: gather(g, tensor(n // SIZE), at_root(g, tensor(n).split(SIZE)), ROOT), 1, 2, 3, 0),
+    "scatter": (lambda g, n: scatter(g, at_root(g, tensor(n).split(SIZE)), tensor(n // SIZE), ROOT), 1, 2, 0, 1),
+    "all_to_all": (lambda g, n: all_to_all(g, tensor(n).split(SIZE), tensor(n).split(SIZE)), 1, 2, 3, 3),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_delays_and_bytes(name):
+    """Small cells go unasked, in one delay; of large ones the request travels first, and a reduced slice is awaited."""
+    collective, few, many, root, others = COLLECTIVES[name]
+    for nbytes, delays in ((SMALL, few), (LARGE, many)):
+        seconds, received = run(lambda group, n=nbytes: collective(group, n))
+        assert seconds == pytest.approx(delays * DELAY, abs=0.1)
+        quarters = [root if rank == ROOT else others for rank in range(SIZE)]
+        if (name, nbytes) == ("reduce", SMALL):  # whole tensors, to the root alone
+            quarters = [4 * (SIZE - 1) if rank == ROOT else 0 for rank in range(SIZE)]
+        assert received == [quarter * nbytes // 4 for quarter in quarters]
+
+
+def test_barrier():
+    assert run(barrier) == (pytest.approx(DELAY, abs=0.1), [SIZE - 1] * SIZE)
+
+
+def test_what_another_rank_says_cannot_be_simulated():
+    with pytest.raises(TypeError, match=r"looks at a number, .* cannot be simulated"):
+        run(lambda group: all_gather_entries(group, Buffer(1, 8)[:], [tensor(10)], [1], 100))
