@@ -66,7 +66,7 @@ class Dumper:
 
     def request(self, reason: int) -> None:
         """Have a dump written soon; waits for nothing and takes no lock."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of requests already
+        with contextlib.suppress(OSError):  # the pipe is full of requests already; or we are a child, and have none
             os.write(self._bell, bytes([reason]))
 
     def close(self) -> None:
@@ -87,6 +87,7 @@ class Dumper:
         self._give_signal_back()
         os.close(self._heard)
         os.close(self._bell)
+        self._bell = -1
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from frogtorch import __version__
 from frogtorch.telemetry.record import GroupInfo, Record, wall_ns
 
 __all__ = ["trace"]
@@ -57,8 +58,8 @@ def trace(records: Sequence[Record]) -> dict[str, Any]:
         entries.append(_entry(record, kind, inputs, outputs) | {
             "pg_id": index, "process_group": (space, info.desc), "is_p2p": message, "collective_seq_id": number,
             "p2p_seq_id": number if message else 0})
-    return {"version": VERSION, "comm_lib_version": "frogtorch", "pg_config": groups, "pg_status": status,
-            "entries": entries}
+    return {"version": VERSION, "comm_lib_version": f"frogtorch {__version__}", "pg_config": groups,
+            "pg_status": status, "entries": entries}
 
 
 def _entry(record: Record, kind: str, inputs: Shapes, outputs: Shapes) -> dict[str, Any]:

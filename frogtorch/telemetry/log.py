@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,9 @@ KEPT_UNASKED = 1_000
 
 BATCH = 1_000
 """Records that are written to the file at a time."""
+
+
+_log = logging.getLogger("frogtorch")
 
 
 class Telemetry:
@@ -67,10 +71,17 @@ class Telemetry:
         return taken
 
     def write(self) -> None:
-        """Write what the file has not yet, if there is a directory for it."""
-        if self._file is None or not self._unwritten:
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._writing, self._file.open("a", encoding="utf-8") as lines:
-            while self._unwritten:
-                lines.write(json.dumps(self._unwritten.popleft().as_dict()) + "\n")
+        """Write what the file has not yet, if there is a directory for it. If it cannot be, warn, and write no more."""
+        with self._writing:
+            file = self._file
+            if file is None or not self._unwritten:
+                return
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("a", encoding="utf-8") as lines:
+                    while self._unwritten:
+                        lines.write(json.dumps(self._unwritten.popleft().as_dict()) + "\n")
+            except OSError as error:
+                _log.warning("no more telemetry of group %s is written to %s: %s", self.info.name, file, error)
+                self._file = None
+                self._unwritten.clear()

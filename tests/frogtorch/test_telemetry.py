@@ -333,6 +333,22 @@ def test_a_dump_that_cannot_be_written_is_a_warning(ranks, tmp_path, fault):
     assert not (tmp_path / "dumps").exists() or list((tmp_path / "dumps").iterdir()) == []
 
 
+def test_telemetry_that_cannot_be_written_is_a_warning(ranks, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def run(rank, size):
+        log = io.StringIO()
+        logging.getLogger("frogtorch").addHandler(logging.StreamHandler(log))
+        group = dist.new_group(backend="frogtorch", pg_options=frogtorch.Options(telemetry=tmp_path / "file" / "down"))
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.destroy_process_group(group)
+        return log.getvalue(), [seen["state"] for seen in group.telemetry.take()]
+
+    for text, states in ranks(2, run):
+        assert f"is written to {tmp_path}" in text
+        assert states == ["completed"]
+
+
 def test_options(tmp_path):
     settings = frogtorch.Options().resolved({"FROGTORCH_DUMP": str(tmp_path), "FROGTORCH_DUMP_AT_EXIT": "true"})
     assert (settings.dump, settings.dump_at_exit) == (tmp_path, True)
@@ -611,6 +627,25 @@ def test_a_range_lasts_until_its_collective_has_ended(ranks):
 
     waited, _ = ranks(2, run)
     assert waited > 400_000
+
+
+def test_a_range_of_what_fails_or_outlives_the_profiler(ranks):
+    def run(rank, size):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(rank + 1))
+            x = torch.ones(3)
+            if rank == 0:
+                late = dist.all_reduce(x, async_op=True)
+        if rank == 1:
+            time.sleep(0.3)
+            late = dist.all_reduce(x, async_op=True)
+        late.wait()
+        return x.tolist(), sum(event.name == "frogtorch:all_reduce" for event in profile.events())
+
+    (first, _), (second, seen) = ranks(2, run)
+    assert first == second == [2.0, 2.0, 2.0]
+    assert seen == 1
 
 
 def test_without_a_profiler_no_range_is_made(ranks, monkeypatch):
