@@ -50,6 +50,9 @@ __all__ = ["Engine", "Operation", "bind", "engine"]
 EXIT_GRACE = 10.0
 """Seconds that a process which ends without destroying its groups gives its peers to read what it has published."""
 
+DOUBT = 5.0
+"""Seconds after which a read whose cell should have come without a request asks for it once, all the same."""
+
 POOL_BYTES = 256 << 20
 """Most bytes of working memory kept for the next collective."""
 
@@ -154,7 +157,8 @@ class Operation:
         from, the collective's tensors after that.
         """
         self.what = f"{record.collective}/{variant}/{record.dtype}".encode()[:255]
-        self.deadline = record.start + timeout
+        self.until = record.start + timeout
+        self.deadline = min(self.until, record.start + DOUBT)
         self.tally: Tally = record.tally
         self.number = -1
         self._engine = engine
@@ -190,11 +194,21 @@ class Operation:
             self._lanes.stop(error)
 
     def expire(self) -> None:
-        """End: the timeout has passed. The error says what was waited for, and what of it came."""
+        """The deadline has passed. If that was the timeout, end: the error says what was waited for, and what came."""
+        if time.monotonic() < self.until:
+            self._doubt()
+            return
         waited = self._waited()
         more = f", and {len(waited) - 4} more" if len(waited) > 4 else ""
         self.fail(RoundTimeout(f"the timeout of {self._timeout:g} s passed, waiting for "
                                f"{', '.join(waited[:4]) or 'the network'}{more}"))
+
+    def _doubt(self) -> None:
+        """Ask for what should have come unasked: an owner that has nothing for this round, or another size, says so."""
+        self.deadline = self.until
+        for reading in self._reads:
+            if not reading.asked:
+                self._memory.ask(reading, self._memory.peers[reading.owner])
 
     def _waited(self) -> list[str]:
         """What this operation waits for."""

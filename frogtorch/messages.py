@@ -49,6 +49,7 @@ class _Message(Operation):
         """As an operation; `record` has the message's tag and, if it is known, the rank at its other end."""
         super().__init__(engine, collective, record, dtype, "", timeout, done)
         self.what = f"message/{record.dtype}".encode()  # one text at both ends
+        self.deadline = self.until  # a sender may take its time, and a message that was asked for cannot be given back
         self._message: Message
 
     def _leave(self, error: BaseException | None) -> None:

@@ -9,7 +9,7 @@ from frogtorch.effects import Collective, Combine, Group, Name, Read, Region, St
 
 
 def collect(group: Group, name: Name, mine: Region) -> Collective:
-    """Read every peer's cell `name`, each as large as `mine`, which is not empty.
+    """Read every peer's cell `name`, each as large as `mine`.
 
     Returns the buffer that holds them, for its Release, and the parts by rank, `mine` among them.
     """

@@ -14,12 +14,11 @@ from frogtorch.effects import Collective, Combine, Copy, Group, Lane, Publish, R
 def reduce(group: Group, tensor: Region, into: Region | None, root: int, op: str, order: Order = RANK) -> Collective:
     """Reduce every rank's `tensor` into `into` at `root`, which alone has one; it may be the root's `tensor` itself.
 
-    The `tensor` of the other ranks stays as it was.
+    The `tensor` of the other ranks stays as it was. An empty one goes its way too.
     """
-    if not tensor.count:
-        return
-    if into is not None and not group.peers:
-        yield Copy(tensor, into)
+    if not group.peers:
+        if into is not None and tensor.count:
+            yield Copy(tensor, into)
     elif tensor.nbytes <= SMALL_BYTES:
         # It goes unasked, so that this is one one-way delay, where slices take two.
         yield from _whole(group, tensor, into, root, op, order)

@@ -13,18 +13,16 @@ def reduce_scatter(group: Group, parts: Sequence[Region], into: Region, op: str,
     """Reduce every rank's ``parts[k]`` into the `into` of rank k. Parts may differ in size from k to k, not by rank.
 
     They are summed as one tensor, of which they are adjoining pieces: in the order GLOO as Gloo sums that of its
-    ``reduce_scatter_tensor``.
+    ``reduce_scatter_tensor``. Empty parts go their way too.
     """
-    for k in group.peers:
-        if parts[k].count:
-            # A copy: this rank is done when it has its own part, whether or not the others have theirs.
-            yield Publish(("rsc", k), parts[k], readers=1, copy=True)
     mine = parts[group.rank]
-    if not mine.count:
-        return
     if not group.peers:
-        yield Copy(mine, into)
+        if mine.count:
+            yield Copy(mine, into)
         return
+    for k in group.peers:
+        # A copy: this rank is done when it has its own part, whether or not the others have theirs.
+        yield Publish(("rsc", k), parts[k], readers=1, copy=True)
     stage, contributions = yield from collect(group, ("rsc", group.rank), mine)
     tensor = Buffer(sum(part.count for part in parts), mine.itemsize)[:]
     before = sum(part.count for part in parts[:group.rank])
@@ -36,4 +34,4 @@ def reduce_scatter(group: Group, parts: Sequence[Region], into: Region, op: str,
 def _within(pieces: Iterable[Piece], lo: int, hi: int) -> list[Piece]:
     """What of the pieces of a tensor is in its elements ``lo:hi``, counted from `lo`."""
     return [Piece(max(lo, piece.lo) - lo, min(hi, piece.hi) - lo, piece.ranks)
-            for piece in pieces if piece.lo < hi and lo < piece.hi]
+            for piece in pieces if max(lo, piece.lo) < min(hi, piece.hi)]

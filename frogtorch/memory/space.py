@@ -43,7 +43,7 @@ class Operation(Protocol):
         """End it with `error`."""
 
     def expire(self) -> None:
-        """End it: its deadline has passed."""
+        """Its deadline has passed: end it, or set another."""
 
 
 class Memory:
@@ -86,6 +86,10 @@ class Memory:
             if number < MESSAGES and not self.over(number):
                 self._tallies[number] = found
         return found
+
+    def was(self, number: int) -> bytes | None:
+        """What a round was that has ended here; None if that was too long ago."""
+        return self._ended.get(number)
 
     def over(self, number: int) -> bool:
         """Whether a round has ended here; a message never has."""
@@ -199,7 +203,7 @@ class Memory:
         """
         operation = self.operations[number]
         key = number, encode_name(name)
-        if key in self.published.cells:
+        if self.published.had(*key):
             raise ValueError(f"{texts.address(self, *key, self.rank)} is published already; a name is written once")
         fault = self.peers[int(name[-1])].fault(number) if number >= MESSAGES else None
         if fault is not None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from frogtorch import engine
 from frogtorch.memory.faults import Mismatch, PeerGaveUp, RoundTimeout
 
 NEIGHBOUR = 77
@@ -505,7 +506,7 @@ DISAGREEMENTS = {
 
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_ranks_that_believe_in_different_sizes_find_out(ranks, name):
+def test_ranks_that_believe_in_different_sizes_find_out(ranks, name, monkeypatch):
     # One after the other in one group: few and many, and what one of them takes for nothing.
     sizes = [(5, 3), (3, 5), (50_000, 3), (3, 50_000), (50_000, 40_000), (5, 0), (0, 5), (50_000, 0), (0, 50_000)]
 
@@ -520,6 +521,7 @@ def test_ranks_that_believe_in_different_sizes_find_out(ranks, name):
                 errors.append(None)
         return errors
 
+    monkeypatch.setattr(engine, "DOUBT", 0.3)
     begin = time.monotonic()
     for (sent, taken), first, second in zip(sizes, *ranks(2, run, timeout=20), strict=True):
         texts = [text for text in (first, second) if text is not None]
