@@ -33,11 +33,13 @@ FAILURE = 0
 
 STOP = 255
 
-SETTLE = 0.02
+SETTLE = 0.05
 """Seconds from a failure to its dump: what one cause brings down has come down by then, and is in it."""
 
 QUIET = 1.0
-"""Least seconds between two dumps: a script that tries again and again is not slowed down by them."""
+REST = 10
+"""Least seconds between two dumps, and least multiple of what the last one took (a thousand collectives of four ranks:
+0.2 to 0.5 s): a script that tries again and again is not slowed down by them."""
 
 _log = logging.getLogger("frogtorch")
 
@@ -98,8 +100,9 @@ class Dumper:
             if reasons:
                 time.sleep(SETTLE)
                 self._requests()  # they are in it too
+                begin = time.monotonic()
                 self._write(reasons)
-                self._stopping.wait(QUIET)
+                self._stopping.wait(max(QUIET, REST * (time.monotonic() - begin)))
 
     def _requests(self) -> str:
         """What the pipe holds, in words; empty if nothing of it asks for a dump."""
