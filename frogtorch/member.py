@@ -21,7 +21,7 @@ from frogtorch.memory.rendezvous import rendezvous
 from frogtorch.memory.space import Memory
 from frogtorch.options import Options, Settings
 from frogtorch.telemetry import GroupInfo, Record, Telemetry, dump
-from frogtorch.telemetry.ranges import Range
+from frogtorch.telemetry.ranges import ranged
 from frogtorch.work import Work
 
 __all__ = ["Member"]
@@ -170,7 +170,7 @@ class Member(dist.ProcessGroup):
                         str(dtype).removeprefix("torch."), nbytes, time.monotonic(),
                         [tensor.shape for tensor in (filled if given is None else given)],
                         [tensor.shape for tensor in filled])
-        work = Work(list(filled), self._engine.submit)
+        work = Work(list(filled), self._engine.submit, call.collective)
         self._under_way.add(work)
         timeout = call.timeout or self._timeout
         return self._run(record, work, results, lambda done: Operation(
@@ -178,8 +178,6 @@ class Member(dist.ProcessGroup):
 
     def _run(self, record: Record, work: Work, results: Iterable[Result],
              operation: Callable[[Callable[[BaseException | None], None]], Operation]) -> Work:
-        seen = Range(record.collective)
-
         def done(error: BaseException | None) -> None:
             if error is None:
                 try:
@@ -193,13 +191,12 @@ class Member(dist.ProcessGroup):
 
         self.telemetry.begin(record)
         try:
-            self._engine.run(self._memory, operation(done))
+            with ranged(record.collective):
+                self._engine.run(self._memory, operation(done))
         except BaseException as error:
             self.telemetry.end(record, error)
             self._under_way.discard(work)
-            seen.end(None)
             raise
-        seen.end(work)
         if self._batch is not None:
             self._batch.append(work)
         return work

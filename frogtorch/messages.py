@@ -182,7 +182,7 @@ class Received(Work):
     def __init__(self, tensors: list[torch.Tensor], submit: Callable[[Callable[[], Any]], None],
                  record: Record) -> None:
         """As a Work; `record` is the receive's."""
-        super().__init__(tensors, submit)
+        super().__init__(tensors, submit, "recv")
         self._record = record
 
     def source_rank(self) -> int:

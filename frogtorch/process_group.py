@@ -108,7 +108,7 @@ class ProcessGroup(Reductions, Movements):
         checked("send", dst, tag, self._group)
         flat = flat_of(tensor)
         record = self._message("send", flat, dst, tag, [tensor.shape], [])
-        return self._run(record, Work([], self._engine.submit), (), lambda done: Send(
+        return self._run(record, Work([], self._engine.submit, "send"), (), lambda done: Send(
             self._engine, self._group, bind(flat)[:], record, flat.dtype, self._timeout, done))
 
     @call("recv")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from frogtorch.memory.faults import RoundTimeout
+from frogtorch.telemetry.ranges import ranged
 
 __all__ = ["Work"]
 
@@ -26,9 +27,14 @@ class Work(dist._Work):
     * Waiting is done on a condition, which Ctrl-C interrupts, and not on the future, which it does not.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], submit: Callable[[Callable[[], Any]], None]) -> None:
-        """A Work whose result is `tensors`; `submit` runs a function on a thread where it may wait."""
+    def __init__(self, tensors: list[torch.Tensor], submit: Callable[[Callable[[], Any]], None],
+                 name: str = "collectives") -> None:
+        """A Work whose result is `tensors`; `submit` runs a function on a thread where it may wait.
+
+        `name` is what a profiler is told that is waited for.
+        """
         super().__init__()
+        self._name = name
         self._tensors = tensors
         self._submit = submit
         self._changed = threading.Condition()
@@ -73,8 +79,8 @@ class Work(dist._Work):
     def complete(self, error: BaseException | None) -> None:
         """End it. Called once, by the engine; callbacks of the future run on another thread."""
         with self._changed:
-            self._over = True
             self._error = error
+            self._over = True  # last: wait() looks at it without the lock
             self._changed.notify_all()
             inner = self._inner
         for tell in self._told:
@@ -85,9 +91,10 @@ class Work(dist._Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return when it has ended; raise what it failed with. A `timeout` of 0 is none: the group's applies."""
         limit = timeout.total_seconds()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._over, limit if limit > 0 else None):
-                raise RoundTimeout(f"the wait ran into its own timeout of {limit:g} s; the collective goes on")
+        if not self._over:
+            with ranged(f"{self._name} wait"), self._changed:
+                if not self._changed.wait_for(lambda: self._over, limit if limit > 0 else None):
+                    raise RoundTimeout(f"the wait ran into its own timeout of {limit:g} s; the collective goes on")
         if self._error is not None:
             raise self._error
         return True

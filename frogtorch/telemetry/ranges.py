@@ -1,34 +1,23 @@
-"""Collectives as ranges of torch.profiler: ``frogtorch:all_reduce``, from the call until the collective has ended."""
+"""Collectives as ranges of torch.profiler.
+
+``frogtorch:all_reduce`` is where one is called, ``frogtorch:all_reduce wait`` where the caller waits for its end. Each
+begins and ends in one call on one thread. A range that ended with the collective, on the thread where that happens,
+could end after the profiler has: torch then writes to memory that it has freed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch.autograd import profiler
 
-if TYPE_CHECKING:
-    from frogtorch.work import Work
+__all__ = ["ranged"]
 
-__all__ = ["Range"]
+_UNSEEN: AbstractContextManager[Any] = nullcontext()
 
 
-class Range:
-    """A range on the caller's thread; without a profiler, next to nothing."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, collective: str) -> None:
-        self._function: profiler.record_function | None = None
-        # To make the range costs microseconds whether somebody looks or not; to ask, tens of nanoseconds.
-        if profiler._is_profiler_enabled:
-            self._function = profiler.record_function(f"frogtorch:{collective}")
-            self._function.__enter__()
-
-    def end(self, work: Work | None) -> None:
-        """The call returns: the range ends with `work`, or here if there is none."""
-        if self._function is None:
-            return
-        if work is None:
-            self._function.__exit__(None, None, None)
-        else:
-            self._function._call_end_callbacks_on_future(work.get_future())
+def ranged(name: str) -> AbstractContextManager[Any]:
+    """For a ``with``: the range ``frogtorch:<name>``; without a profiler, nothing."""
+    # To make the range costs microseconds whether somebody looks or not; to ask, tens of nanoseconds.
+    return profiler.record_function(f"frogtorch:{name}") if profiler._is_profiler_enabled else _UNSEEN
