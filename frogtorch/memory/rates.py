@@ -12,7 +12,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from frogtorch.memory.endpoint import interfaces
+from frogtorch.memory.endpoint import Endpoint, interfaces
 
 if TYPE_CHECKING:
     from frogtorch.memory.cells import Reading
@@ -44,14 +44,14 @@ class Rates:
         self._of = f"group {space}: rank {rank}"
         self._connections = connections
         self._reads: dict[int, int] = {}
-        self._elsewhere: dict[int, bool] = {}
+        self._ends: dict[int, tuple[Endpoint, Endpoint] | None] = {}  # of each connection, None if it is on this host
         self._fastest: int | None = None
         self._warned: set[int] = set()
 
     def saw(self, reading: Reading, submit: Callable[[Callable[[], None]], None]) -> None:
         """Take in a read that is filled, of :data:`BULK_BYTES` or more; what is to be logged is given to `submit`."""
         peer = reading.owner
-        if reading.first is None or reading.last <= reading.first or not self._on_another_host(peer):
+        if reading.first is None or reading.last <= reading.first or self._between(peer) is None:
             return
         rate = max(self.best.get(peer, 0.0), len(reading.view) / (reading.last - reading.first))
         self.best[peer] = rate
@@ -64,26 +64,29 @@ class Rates:
             self._warned.add(peer)
             submit(partial(self._warn, peer, rate, self._fastest, self.best[self._fastest]))
 
-    def _on_another_host(self, peer: int) -> bool:
-        """Whether a network lies between: a peer on this host is no measure for one."""
-        found = self._elsewhere.get(peer)
-        if found is None:
+    def _between(self, peer: int) -> tuple[Endpoint, Endpoint] | None:
+        """The ends of the connection to a peer, noted while it is open; None for one on this host: no network there."""
+        if peer not in self._ends:
             ours, theirs = self._connections[peer].ends
-            own = {ours.address, *(one.address for one in interfaces())}
-            found = self._elsewhere[peer] = theirs.address not in own and not ip_address(theirs.address).is_loopback
-        return found
+            here = {ours.address, *(one.address for one in interfaces())}
+            local = theirs.address in here or ip_address(theirs.address).is_loopback
+            self._ends[peer] = None if local else (ours, theirs)
+        return self._ends[peer]
 
     def _warn(self, slow: int, rate: float, fast: int, best: float) -> None:
-        ours, _ = self._connections[slow].ends
+        own = self._path(slow)[0]
         there = interfaces()
-        in_use = {one.name for one in there if one.address == ours.address}
-        others = [one for one in there if one.name not in in_use and one.address != ours.address]
+        in_use = {one.name for one in there if one.address == own}
+        others = [one for one in there if one.name not in in_use and one.address != own]
         if others:
             log.warning(
-                "%s reads from %s, but from %s. This host has other addresses: %s. If rank %d can be reached from one "
-                "of them, set FROGTORCH_ADDRESS to it here, and to the address in the same network there.", self._of,
-                self._path(slow, rate), self._path(fast, best), ", ".join(map(str, others)), slow)
+                "%s reads from rank %d at %.2f MB/s at best, over %s - %s, but from rank %d at %.2f MB/s, over %s - "
+                "%s. This host has other addresses: %s. If rank %d can be reached from one of them, set "
+                "FROGTORCH_ADDRESS to it here, and to the address in the same network there.", self._of,
+                slow, rate / 1e6, *self._path(slow), fast, best / 1e6, *self._path(fast),
+                ", ".join(map(str, others)), slow)
 
-    def _path(self, peer: int, rate: float) -> str:
-        ours, theirs = self._connections[peer].ends
-        return f"rank {peer} at {rate / 1e6:.2f} MB/s at best, over {ours.address} - {theirs.address}"
+    def _path(self, peer: int) -> tuple[str, str]:
+        ends = self._between(peer)
+        assert ends is not None  # it has a rate
+        return ends[0].address, ends[1].address

@@ -182,13 +182,19 @@ class _Visit:
         While rank 0 is not known to be `alive`, a newer generation means that it is not. (Once it is, one that begins
         is only the next: rank 0 may be done with this group before two others have met.)
         """
-        if not alive and self.store.add(GENERATION, 0) > self.generation:
-            raise _Superseded
-        failed = self._key("failed")
-        if self.store.check([failed]):
+        try:
+            if not alive and self.store.add(GENERATION, 0) > self.generation:
+                raise _Superseded
+            failed = self._key("failed")
+            said = self.store.get(failed).decode() if self.store.check([failed]) else None
+        except RuntimeError:
+            if alive:  # then it may have ended already, and the store with it, which is not needed any more
+                return
+            raise
+        if said is not None:
             self._other_gave_up = True
             raise RendezvousError(f"group {self.group!r}: rank {self.rank} waits no longer, as another rank gave up. "
-                                  f"{self.store.get(failed).decode()}")
+                                  f"{said}")
 
     # The others -----------------------------------------------------------------------------------------------
 
