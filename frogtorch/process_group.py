@@ -18,7 +18,7 @@ from frogtorch.calls import Call, call, collective
 from frogtorch.collectives.monitored_barrier import monitored_barrier
 from frogtorch.effects import Collective
 from frogtorch.engine import bind
-from frogtorch.memory.faults import MemoryFault
+from frogtorch.memory.faults import MemoryFault, RoundTimeout
 from frogtorch.messages import Receive, Received, Send, checked
 from frogtorch.movements import Movements
 from frogtorch.options import Options
@@ -73,8 +73,11 @@ class ProcessGroup(Reductions, Movements):
         """Return when every rank has come. If one does not, rank 0 says which: all of them with `wait_all_ranks`.
 
         ``torch.distributed.monitored_barrier`` refuses every backend but Gloo, so this is called on the group itself.
-        Raises RoundTimeout, PeerLost or PeerGaveUp.
+        Its errors begin as Gloo's do. Raises RoundTimeout, PeerLost or PeerGaveUp.
         """
+        if timeout is not None and timeout <= timedelta(0):
+            raise RoundTimeout(f"Rank {self._rank} timed out in monitoredBarrier: it was given "
+                               f"{timeout.total_seconds():g} s")
         options = BarrierOptions()
         if timeout is not None:
             options.timeout = timeout
@@ -87,8 +90,8 @@ class ProcessGroup(Reductions, Movements):
             if self._rank:
                 raise
             late = ", ".join(str(peer) for peer in sorted(missing))
-            raise type(fault)(f"after {time.monotonic() - begin:.1f} s, rank{'s' * (len(missing) > 1)} {late} of the "
-                              f"group had not come to monitored_barrier: {fault}") from fault
+            raise type(fault)(f"Rank{'s' * (len(missing) > 1)} {late} failed to pass monitoredBarrier in "
+                              f"{time.monotonic() - begin:.1f} s: {fault}") from fault
 
     def _meet(self, call: Call, generator: Collective) -> Work:
         token = torch.zeros(1, dtype=torch.uint8)
