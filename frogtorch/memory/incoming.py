@@ -106,8 +106,11 @@ class Incoming:
         if operation is not None and operation.what != frame.what:
             operation.fail(texts.differs(memory, number, operation.what, peer, frame.what))
         if not memory.over(number):
-            memory.published.stands(number, frame.name, peer)
+            if not memory.published.had(number, frame.name):  # or it has gone there unasked
+                memory.published.stands(number, frame.name, peer)
             return
+        if frame.what == memory.was(number) and memory.published.owes(number, peer):
+            return  # what it asks for may have gone there too, and our word would overtake the rest
         if peer.connection.waiting > OFFERS_MAX:
             raise ProtocolError(f"{peer} does not take its answers, and goes on asking")
         memory.refuse(peer, number, frame.name)

@@ -22,11 +22,12 @@ class Published:
         self._peers = peers
         self._emptied = emptied
         # By round: one that ends takes its own along.
+        self._names: dict[int, set[bytes]] = {}  # of all that it has published, still here or not
         self._asked: dict[int, dict[bytes, list[Peer]]] = {}
         self._audiences: dict[tuple[str | int, str | int], tuple[Peer, ...]] = {}
 
     def __len__(self) -> int:
-        return len(self.cells) + sum(map(len, self._asked.values()))
+        return len(self.cells) + sum(map(len, self._asked.values())) + len(self._names)
 
     def add(self, cell: Cell, name: Name) -> None:
         """Publish a cell: it leaves for those who asked for it before, and if it is small for those who subscribed."""
@@ -34,6 +35,8 @@ class Published:
         readers = audience if len(audience) == cell.left else self._peers.values()
         cell.waiting = {peer.rank for peer in readers if peer.gone is None and cell.round not in peer.gave_up}
         self.cells[cell.round, cell.name] = cell
+        if cell.round < MESSAGES:
+            self._names.setdefault(cell.round, set()).add(cell.name)
         if cell.retired is not None:
             self.unread.add(cell.round, cell.nbytes)
         for peer in self._requests(cell.round, cell.name):
@@ -46,6 +49,10 @@ class Published:
                 self._offer(cell, peer)
         if not cell.waiting:
             self.retire(cell)
+
+    def had(self, number: int, name: bytes) -> bool:
+        """Whether there is, or was, such a cell in a round under way."""
+        return name in self._names.get(number, ()) or (number, name) in self.cells
 
     def _audience(self, name: Name) -> tuple[Peer, ...]:
         """The members that subscribed to such a cell."""
@@ -105,6 +112,10 @@ class Published:
         """The cells of a round, with each rank that has yet to read them."""
         return [(cell, rank) for cell in self.cells.values() if cell.round == number for rank in sorted(cell.waiting)]
 
+    def owes(self, number: int, peer: Peer) -> bool:
+        """Whether a peer has yet to read a cell of a round."""
+        return any(cell.round == number and peer.rank in cell.waiting for cell in self.cells.values())
+
     def loses(self, peer: int, number: int | None = None) -> None:
         """A peer will not read our cells (of one round) any more."""
         for cell in [c for c in self.cells.values() if number in (None, c.round) and peer in c.waiting]:
@@ -133,6 +144,7 @@ class Published:
 
     def unanswered(self, number: int) -> list[tuple[bytes, Peer]]:
         """Requests for cells of a round that is over: name and asker; they stand no more."""
+        self._names.pop(number, None)
         return [(name, peer) for name in list(self._asked.get(number, ())) for peer in self._requests(number, name)]
 
     def forget_requests(self, peer: Peer) -> None:

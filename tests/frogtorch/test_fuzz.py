@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -136,44 +137,58 @@ class Bench:
         assert self.memory.published.unread.nbytes == 0
 
 
-names = st.sampled_from([b"arr.0", b"rdr.1", b"bct.1", b"whl.1", b"bar.1", b"x", b"msg.", b"msg.1.0", b"msg.1.0.0.0",
-                         b"msg.-1.0.0", b"msg.1.99999999999999999999.0", b"\xff\xfe"]) | st.binary(max_size=255)
-messages = st.builds(Message, st.integers(0, 2), st.integers(0, 3), st.integers(0, 2))
-sizes = st.sampled_from([0, 1, 100, 16384, 16385, LONG, 2**31, 2**63, 2**64 - 1])
-whats = st.sampled_from([b"kind/x/float32", b"message/float32", b"other", b"", b"\xff" * 255])
+# What rank 1 has reason to send: a cell's number and name, what it is part of, its size, and kinds of frames about it.
+CELL = (Kind.UNASKED, Kind.OFFER, Kind.CELL)
+KNOWN = [
+    *((number, name, b"kind/x/float32", size, kinds) for number in (0, 3) for name, size, kinds in (
+        (b"bct.1", 100, CELL), (b"whl.1", LONG, CELL), (b"arr.1", 0, CELL), (b"rdr.1", LONG, (Kind.ASK,)),
+        (b"", 0, (Kind.GIVE_UP, Kind.CREDIT)))),
+    *((message_round(source, message), message_name(message), b"message/float32", size,
+       (*(CELL if source else (Kind.ASK,)), Kind.GIVE_UP))
+      for source in (0, 1) for tag, size in ((0, 100), (1, LONG)) for number in (0, 1)
+      for message in [Message(tag, number, 1 - source)]),
+]
+OTHERWISE = {
+    "kind": sorted(Kind),
+    "number": [0, 1, 2, 3, 4, 1000, 2**63, 2**64 - 1],
+    "name": [b"", b"bct.1", b"whl.1", b"\xff\xfe", b"x" * 255, b"msg.", b"msg.1.0", b"msg.1.0.0.0", b"msg.1.0.1",
+             b"msg.-1.0.0", b"msg.1.99999999999999999999.0"],
+    "what": [b"kind/x/float32", b"message/float32", b"other", b"", b"\xff" * 255],
+    "total": [0, 1, 99, 101, 16384, 16385, LONG, 2**31, 2**63, 2**64 - 1],
+    "length": [0, 1, 99, 101, 16384, 16385, LONG],
+    "offset": [1, 10, 2**64 - 1],
+}
 
 
-@st.composite
-def frames(draw):
-    """A frame that is nearly right, or quite, and the size of its payload."""
-    kind = draw(st.sampled_from(sorted(Kind)))
-    if draw(st.booleans()):
-        message = draw(messages)
-        name = message_name(message)
-        number = message_round(draw(st.integers(0, 1)), message)
-    else:
-        name = draw(names)
-        number = draw(st.sampled_from([0, 1, 2, 3, 4, 1000, 2**63, 2**64 - 1]))
-    if kind in (Kind.BYE, Kind.CREDIT, Kind.GIVE_UP) and draw(st.booleans()):
-        name = b""
-    length = draw(st.sampled_from([0, 1, 100, 16384, 16385, LONG]))
-    if kind not in wire.CELLS and draw(st.integers(0, 9)):
-        length = min(length, 100) if kind == Kind.GIVE_UP else 0
-    total = draw(st.just(length) | sizes)
-    offset = draw(st.just(0) | st.sampled_from([1, 100, 2**64 - 1]))
-    head = encode(kind, number, name, draw(whats), total, offset, length)
-    if draw(st.integers(0, 4)) == 0:  # a byte is another, or some are missing
-        at = draw(st.integers(0, len(head) - 1))
-        head = head[:at] + draw(st.binary(max_size=1)) + head[at + draw(st.integers(1, 9)):]
-    return head, length
+def frame(choose):
+    """A frame that is right, or but for a field or two, and its payload."""
+    number, name, what, total, kinds = choose.choice(KNOWN)
+    one = {"kind": choose.choice(kinds), "number": number, "name": name, "what": what, "total": total, "offset": 0}
+    wrong = choose.sample(sorted(OTHERWISE), choose.choice([0, 0, 1, 1, 2]))
+    one |= {field: choose.choice(OTHERWISE[field]) for field in wrong}
+    if "length" not in wrong:
+        one["length"] = min(one["total"], 1 << 17) if one["kind"] in wire.CELLS else 0
+        if 0 < one["offset"] < one["length"]:
+            one["length"] -= one["offset"]
+    head = encode(**one)
+    if choose.random() < 0.1:  # a byte is another, or some are missing
+        at = choose.randrange(len(head))
+        head = head[:at] + choose.randbytes(choose.randrange(2)) + head[at + choose.randrange(1, 9):]
+    return head + bytes(one["length"])
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(frames() | st.tuples(st.binary(max_size=100), st.just(0)), max_size=12))
-def test_any_bytes(sent):
+def stream(seed):
+    choose = Random(seed)
+    return b"".join(choose.randbytes(choose.randrange(100)) if choose.random() < 0.05 else frame(choose)
+                    for _ in range(choose.randrange(1, 12)))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(0, 2**32))
+def test_any_bytes(seed):
     bench = Bench()
     try:
-        bench.feed(b"".join(head + bytes(length) for head, length in sent))
+        bench.feed(stream(seed))
         bench.check()
     finally:
         bench.close()
@@ -226,5 +241,20 @@ def test_answers_that_are_not_taken(monkeypatch):
             bench.connection.receive()
             bench.memory.flush()
         assert "does not take its answers" in refused(bench)
+    finally:
+        bench.close()
+
+
+@pytest.mark.parametrize(("frames", "said"), [
+    ([(Kind.CELL, b"whl.1", LONG, 0, 20_000), (Kind.CELL, b"whl.1", LONG, 19_999, 20_001)],
+     "goes on at byte 19999 where byte 20000 comes next"),
+    ([(Kind.UNASKED, b"arr.1", 10, 0, 10), (Kind.UNASKED, b"arr.1", 10, 0, 10)], "came twice"),
+])
+def test_what_would_be_a_wrong_value(frames, said):
+    bench = Bench()
+    try:
+        bench.feed(b"".join(encode(kind, 0, name, b"kind/x/float32", total, offset, length) + bytes(length)
+                            for kind, name, total, offset, length in frames))
+        assert said in refused(bench)
     finally:
         bench.close()
