@@ -180,27 +180,30 @@ def test_every_collective_on_every_layout(ranks, layout, size):
     assert ranks(size, run) == [[]] * size
 
 
-@pytest.mark.parametrize("kind", ["a leaf that requires a gradient", "inference tensors", "their memory is shared"])
-def test_every_collective_on_tensors_of_every_standing(ranks, kind):
+class Standing(Tensors):
+    """Makes tensors that have a standing with torch beside their layout."""
+
+    def __init__(self, become):
+        super().__init__(*LAYOUTS["in one run"])
+        self.become = become
+
+    def __call__(self, values):
+        return self.become(super().__call__(values))
+
+
+STANDINGS = {
+    "leaves that require a gradient": lambda tensor: tensor.clone().requires_grad_(),
+    "parameters": lambda tensor: torch.nn.Parameter(tensor),
+    "inference tensors": lambda tensor: tensor,
+    "shared memory": lambda tensor: tensor.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("standing", STANDINGS)
+def test_every_collective_on_tensors_of_every_standing(ranks, standing):
     def run(rank, size):
-        t = Tensors(*LAYOUTS["every second" if kind.startswith("a leaf") else "in one run"])
-        made = t.__call__
-        if kind.startswith("a leaf"):
-            make = lambda values: made(values).detach().clone().requires_grad_()
-        else:
-            make = made
-
-        class Standing(Tensors):
-            def __call__(self, values):
-                if kind == "their memory is shared":
-                    return Tensors.__call__(self, values).share_memory_()
-                return make(values)
-
-        def fresh():
-            return Standing(*LAYOUTS["in one run"])
-
-        with torch.inference_mode(kind == "inference tensors"):
-            return wrong(REDUCTIONS + MOVEMENTS, fresh, rank, size)
+        with torch.inference_mode(standing == "inference tensors"):
+            return wrong(REDUCTIONS + MOVEMENTS, lambda: Standing(STANDINGS[standing]), rank, size)
 
     assert ranks(2, run) == [[]] * 2
 
@@ -491,7 +494,8 @@ DISAGREEMENTS = {
                 lambda sent, taken: dist.scatter(torch.zeros(taken), None, 0)),
     "broadcast": (lambda sent, taken: dist.broadcast(torch.zeros(sent), 0),
                   lambda sent, taken: dist.broadcast(torch.zeros(taken), 0)),
-    "reduce": (lambda sent, taken: dist.reduce(torch.zeros(sent), 1), lambda sent, taken: dist.reduce(torch.zeros(taken), 1)),
+    "reduce": (lambda sent, taken: dist.reduce(torch.zeros(sent), 1),
+               lambda sent, taken: dist.reduce(torch.zeros(taken), 1)),
     "reduce_scatter": (lambda sent, taken: dist.reduce_scatter(torch.zeros(1), lists([1, sent])),
                        lambda sent, taken: dist.reduce_scatter(torch.zeros(taken), lists([1, taken]))),
     "reduce_scatter_tensor": (
