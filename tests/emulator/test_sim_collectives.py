@@ -23,7 +23,7 @@ from frogtorch.effects import Buffer, Group
 
 DELAY = 3.0
 SIZE, ROOT = 4, 1
-SMALL, LARGE = 4_000, 4_000_000
+SMALL, MIDDLE, LARGE = 4_000, 40_000, 4_000_000
 
 
 def run(collective):
@@ -63,9 +63,13 @@ COLLECTIVES = {
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_delays_and_bytes(name):
-    """Small cells go unasked, in one delay; of large ones the request travels first, and a reduced slice is awaited."""
+    """Small cells go unasked, in one delay; of large ones the request travels first, and a reduced slice is awaited.
+
+    Of the middle size, which a reduce cuts into slices, a whole tensor is no small cell, and a quarter of it is one.
+    """
     collective, few, many, root, others = COLLECTIVES[name]
-    for nbytes, delays in ((SMALL, few), (LARGE, many)):
+    between = {"reduce": 2, "broadcast": 2}.get(name, 1)
+    for nbytes, delays in ((SMALL, few), (MIDDLE, between), (LARGE, many)):
         seconds, received = run(lambda group, n=nbytes: collective(group, n))
         assert seconds == pytest.approx(delays * DELAY, abs=0.1)
         quarters = [root if rank == ROOT else others for rank in range(SIZE)]
