@@ -13,6 +13,7 @@ import pytest
     ("frogtorch.lanes", ["torch"]),
     ("frogtorch.memory.space", ["torch"]),
     ("frogtorch.options", ["torch"]),
+    ("frogtorch.telemetry.__main__", ["torch"]),
     ("frogtorch.process_group", ["simpy", "docker", "matplotlib", "emulator", "scenarios"]),
 ])
 def test_importing(module, absent):
