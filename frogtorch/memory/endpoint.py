@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from frogtorch.memory.faults import RendezvousError
 
-__all__ = ["Door", "Endpoint", "Interface", "interfaces", "nearest_first", "parse_address", "parse_advertise",
-           "parse_endpoints"]
+__all__ = ["Door", "Endpoint", "Interface", "interfaces", "is_ours", "nearest_first", "parse_address",
+           "parse_advertise", "parse_endpoints"]
 
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915  # netdevice(7)
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
@@ -141,6 +141,16 @@ def _global_ipv6() -> dict[str, list[str]]:
     return found
 
 
+def is_ours(address: str) -> bool:
+    """Whether this host has the IP address `address`."""
+    try:
+        with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
 def routes(host: str) -> list[str]:
     """Our addresses on the ways to `host`, in the order in which its name resolves.
 
@@ -222,7 +232,7 @@ class Door:
         self.source = given if given not in WILDCARDS else None
         """The address that connections to others have to come from; None leaves it to the kernel."""
         here = [given] if given is not None else candidates(store_host)
-        if given is None and advertise is not None and _is_ours(advertise.address):
+        if given is None and advertise is not None and is_ours(advertise.address):
             here = [advertise.address]
         self.listeners: list[socket.socket] = []
         try:
@@ -285,12 +295,3 @@ def _refusal(address: str, ports: tuple[int, int], error: OSError) -> Exception:
 
 def _range(ports: tuple[int, int]) -> str:
     return "any" if not ports[0] else str(ports[0]) if ports[0] == ports[1] else f"{ports[0]}-{ports[1]}"
-
-
-def _is_ours(address: str) -> bool:
-    try:
-        with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True

@@ -7,12 +7,12 @@ rate tells.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from frogtorch.memory.endpoint import Endpoint, interfaces
+from frogtorch.memory.endpoint import Endpoint, interfaces, is_ours
 
 if TYPE_CHECKING:
     from frogtorch.memory.cells import Reading
@@ -23,8 +23,8 @@ __all__ = ["BULK_BYTES", "Rates"]
 BULK_BYTES = 1 << 20
 """A read of at least this many bytes measures the path; smaller ones measure the peer's wake-up."""
 
-READS = 3
-"""Reads of a peer before its rate counts: the first ones begin on a cold connection."""
+READS = 5
+"""Reads of a peer before its rates count: the first ones begin on a cold connection."""
 
 FAR_BELOW = 10
 """A peer is far slower if another is this many times faster."""
@@ -33,19 +33,22 @@ log = logging.getLogger("frogtorch")
 
 
 class Rates:
-    """The best rate seen from each peer on another host, in bytes per second.
+    """Rates of the reads from each peer on another host, in bytes per second.
 
-    The best, not the mean: reads side by side share this host's access, and one that had it to itself shows the path.
+    A peer is slow if even the fastest of its reads was (others may have shared this host's access with the rest), and
+    fast if the median of its latest was (one may have waited in the kernel's buffer, and come at the speed of memory).
     Calls are made with the loop's lock held.
     """
 
     def __init__(self, space: str, rank: int, connections: Mapping[int, Connection]) -> None:
         self.best: dict[int, float] = {}
+        """By peer, of all reads."""
+        self.median: dict[int, float] = {}
+        """By peer, of the latest :data:`READS`, once there are as many."""
         self._of = f"group {space}: rank {rank}"
         self._connections = connections
-        self._reads: dict[int, int] = {}
+        self._latest: dict[int, deque[float]] = {}
         self._ends: dict[int, tuple[Endpoint, Endpoint] | None] = {}  # of each connection, None if it is on this host
-        self._fastest: int | None = None
         self._warned: set[int] = set()
 
     def saw(self, reading: Reading, submit: Callable[[Callable[[], None]], None]) -> None:
@@ -53,27 +56,26 @@ class Rates:
         peer = reading.owner
         if reading.first is None or reading.last <= reading.first or self._between(peer) is None:
             return
-        rate = max(self.best.get(peer, 0.0), len(reading.view) / (reading.last - reading.first))
-        self.best[peer] = rate
-        self._reads[peer] = self._reads.get(peer, 0) + 1
-        if self._reads[peer] < READS:
+        rate = len(reading.view) / (reading.last - reading.first)
+        self.best[peer] = max(self.best.get(peer, 0.0), rate)
+        latest = self._latest.setdefault(peer, deque(maxlen=READS))
+        latest.append(rate)
+        if len(latest) < READS:
             return
-        if self._fastest is None or rate > self.best[self._fastest]:
-            self._fastest = peer
-        if rate * FAR_BELOW < self.best[self._fastest] and peer not in self._warned:
+        self.median[peer] = sorted(latest)[READS // 2]
+        fastest = max(self.median, key=self.median.__getitem__)
+        if self.best[peer] * FAR_BELOW < self.median[fastest] and peer not in self._warned:
             self._warned.add(peer)
-            submit(partial(self._warn, peer, rate, self._fastest, self.best[self._fastest]))
+            submit(partial(self._warn, peer, self.best[peer], fastest, self.median[fastest]))
 
     def _between(self, peer: int) -> tuple[Endpoint, Endpoint] | None:
         """The ends of the connection to a peer, noted while it is open; None for one on this host: no network there."""
         if peer not in self._ends:
             ours, theirs = self._connections[peer].ends
-            here = {ours.address, *(one.address for one in interfaces())}
-            local = theirs.address in here or ip_address(theirs.address).is_loopback
-            self._ends[peer] = None if local else (ours, theirs)
+            self._ends[peer] = None if is_ours(theirs.address) else (ours, theirs)
         return self._ends[peer]
 
-    def _warn(self, slow: int, rate: float, fast: int, best: float) -> None:
+    def _warn(self, slow: int, best: float, fast: int, median: float) -> None:
         own = self._path(slow)[0]
         there = interfaces()
         in_use = {one.name for one in there if one.address == own}
@@ -83,7 +85,7 @@ class Rates:
                 "%s reads from rank %d at %.2f MB/s at best, over %s - %s, but from rank %d at %.2f MB/s, over %s - "
                 "%s. This host has other addresses: %s. If rank %d can be reached from one of them, set "
                 "FROGTORCH_ADDRESS to it here, and to the address in the same network there.", self._of,
-                slow, rate / 1e6, *self._path(slow), fast, best / 1e6, *self._path(fast),
+                slow, best / 1e6, *self._path(slow), fast, median / 1e6, *self._path(fast),
                 ", ".join(map(str, others)), slow)
 
     def _path(self, peer: int) -> tuple[str, str]:
