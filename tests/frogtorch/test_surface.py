@@ -298,3 +298,14 @@ def test_a_result_of_a_functional_collective_is_as_good_as_any_tensor(ranks):
         return into.tolist(), pending.tolist()
 
     assert ranks(2, run) == [([3.0, 3.0], [6.0])] * 2
+
+
+def test_what_torch_calls_at_its_import_never_raises(monkeypatch):
+    import frogtorch
+
+    def broken():
+        raise ImportError("a library is missing")
+
+    monkeypatch.setattr(frogtorch, "register", broken)
+    with pytest.warns(RuntimeWarning, match="not registered: ImportError\\('a library is missing'\\)"):
+        frogtorch._autoload()
