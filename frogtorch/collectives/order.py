@@ -12,8 +12,8 @@ segments of B bytes, P of them for each rank's chunk::
 
     M = e · max(1, 1 MiB // e)            N = ⌈max(⌈S/M⌉, 2W) / W⌉ · W      P = N/W      B = ⌈⌈S/N⌉ / e⌉ · e
 
-The last chunks are shorter, or empty, where S is no multiple of N·B. Promised for float32 and float64: half precision is
-folded in single here, which Gloo does not, and NaN is the maximum of anything and NaN, which it is not always in Gloo.
+The last chunks are shorter, or empty, where S is no multiple of N·B. The bits are promised for float32 and float64:
+half precision is folded in single here, not so in Gloo; and the maximum of a number and NaN is NaN, there not always.
 """
 
 from __future__ import annotations
