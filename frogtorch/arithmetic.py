@@ -61,24 +61,31 @@ def combine(into: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> None:
 
     ``avg`` is the sum, divided by the number of parts.
     """
-    function = OPS[op]
-    dtype = wide(into.dtype)
     count = into.numel()
+    dtype = wide(into.dtype)
     # Into `into` itself only where no part that is still to come can be in it.
     straight = dtype == into.dtype and all(part.data_ptr() != into.data_ptr() for part in parts[2:])
-    room = None if straight else torch.empty(min(count, BLOCK), dtype=dtype)
+    room = into if straight else torch.empty(min(count, BLOCK), dtype=dtype)
+    if count <= BLOCK or (straight and len(parts) == 2):  # where the running value is read again, in small blocks
+        _fold(into, parts, op, room)
+        return
     for lo in range(0, count, BLOCK):
-        hi = min(lo + BLOCK, count)
-        target = into[lo:hi]
-        value = target if room is None else room[:hi - lo]
-        first = parts[0][lo:hi].to(dtype)
-        if len(parts) == 1:
-            value.copy_(first)
-        else:
-            function(first, parts[1][lo:hi].to(dtype), out=value)
-        for part in parts[2:]:
-            function(value, part[lo:hi].to(dtype), out=value)
-        if op == "avg":
-            value.div_(len(parts))
-        if room is not None:
-            target.copy_(value)
+        target = into[lo:lo + BLOCK]
+        _fold(target, [part[lo:lo + BLOCK] for part in parts], op, target if straight else room[:target.numel()])
+
+
+def _fold(into: torch.Tensor, parts: Sequence[torch.Tensor], op: str, value: torch.Tensor) -> None:
+    """Fold the parts in `value`, in its dtype, and leave the result in `into`, which may be `value` itself."""
+    function = OPS[op]
+    if value.dtype != into.dtype:
+        parts = [part.to(value.dtype) for part in parts]
+    if len(parts) == 1:
+        value.copy_(parts[0])
+    else:
+        function(parts[0], parts[1], out=value)
+    for part in parts[2:]:
+        function(value, part, out=value)
+    if op == "avg":
+        value.div_(len(parts))
+    if value is not into:
+        into.copy_(value)

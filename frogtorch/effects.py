@@ -141,8 +141,8 @@ class Publish:
     """Make `region` readable by others as the cell `name`; done at once, result None.
 
     The cell lives until `readers` distinct ranks have it. With ``copy=False`` it is served from the region itself,
-    so nothing may be written there before then, and *the collective* must know by itself when that is; with
-    ``copy=True`` the region may be overwritten at once.
+    so the collective must not write there before then, and the driver does not end the collective before then; with
+    ``copy=True`` the region may be overwritten at once, and the collective ends without waiting for its readers.
     """
 
     name: Name

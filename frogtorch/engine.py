@@ -132,7 +132,7 @@ class Engine:
 
     def run(self, memory: Memory, operation: Operation) -> None:
         """Start `operation`, and run it to its first wait. Raises GroupClosed."""
-        with self.loop.lock, torch.inference_mode():
+        with self.loop.door, self.loop.lock, torch.inference_mode():
             operation.start(memory)
             memory.flush()
 
@@ -170,6 +170,7 @@ class Operation:
         self._staged: dict[Buffer, Buffer] = {}  # as the collective has it: what it is in the pool
         self._pairs: dict[tuple[str, int], int] = defaultdict(int)  # Sends and Receives so far, by peer
         self._reads: dict[Reading, Lane] = {}
+        self._lent = 0  # cells that are served from the collective's own tensors
         self._held = False  # all is done but that readers have to catch up before the caller goes on
         record.timeout = timeout
         record.waiting = self._reads
@@ -232,9 +233,22 @@ class Operation:
         for room in self._staged.values():
             self._engine.pool.put(room)
         self._staged.clear()
-        self._held = error is None and self._memory.hold(self.number, lambda: self._close(None))
-        if not self._held:
+        if error is None:
+            self._held = True
+            self._catch_up()
+        else:
             self._close(error)
+
+    def _catch_up(self) -> None:
+        """All is done here: end, unless readers have to catch up first."""
+        if not self._lent and not self._memory.hold(self.number, lambda: self._close(None)):
+            self._close(None)
+
+    def _served(self) -> None:
+        """A cell that was served in place is gone: read by all its readers, or withdrawn."""
+        self._lent -= 1
+        if self._held and not self._lent:
+            self._catch_up()
 
     def _close(self, error: BaseException | None) -> None:
         self._held = False
@@ -264,11 +278,13 @@ class Operation:
 
     def _offer(self, name: tuple[str | int, ...], region: Region, readers: int, copy: bool) -> None:
         if not copy:
-            self._memory.publish(self.number, name, _bytes(region), readers)
+            self._lent += 1
+            self._memory.publish(self.number, name, _bytes(region), readers, self._served)
             return
         room = self._engine.pool.get(region.nbytes)
         room.storage.view[:] = _bytes(region)
-        self._memory.publish(self.number, name, room.storage.view, readers, lambda: self._engine.pool.put(room))
+        self._memory.publish(self.number, name, room.storage.view, readers, lambda: self._engine.pool.put(room),
+                             copied=True)
 
     def _read(self, lane: Lane, effect: Read) -> Any:
         return self._await(lane, effect.name, effect.owner, effect.into)

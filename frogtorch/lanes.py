@@ -81,7 +81,7 @@ class Lanes:
         """End the collective with `error`, whatever it is waiting for."""
         if not self._root.over:
             self._close(self._root)
-            self._over(None, error)
+            self._finish(None, error)
 
     def _advance(self, lane: Lane, value: Any, error: BaseException | None) -> None:
         generator = lane.generator
@@ -122,7 +122,7 @@ class Lanes:
 
     def _admit(self, side: _Side) -> None:
         index, what = side.queue.popleft()
-        if isinstance(what, GeneratorType | Generator):
+        if type(what) is GeneratorType or isinstance(what, Generator):  # the first is quick
             lane = side.live[index] = Lane(what, side, index)
             self._ready.append((lane, None, None))
         elif type(what) is Together:
@@ -138,7 +138,7 @@ class Lanes:
         lane.over = True
         side = lane.side
         if side is None:
-            self._over(value, error)
+            self._finish(value, error)
             return
         del side.live[lane.index]
         if error is not None:
@@ -154,6 +154,12 @@ class Lanes:
             self._ready.append((side.lane, side.results, None))
         elif side.queue:
             self._admit(side)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        over = self._over
+        # The driver knows us: in a circle, what it holds (tensors) would go some time later, and cost a search.
+        del self._perform, self._cancel, self._over
+        over(value, error)
 
     def _close(self, lane: Lane) -> None:
         """Call off a lane, and what it waits for, down to the last lane beside it."""

@@ -24,7 +24,7 @@ class Work(dist._Work):
     * C++ (DDP) sees an error of a future only where a callback raised it: what :meth:`get_future` gives is the
       ``then`` of an inner future, with a callback that raises it again. A future with ``set_exception`` would
       look successful there, with an exception for a value: a segmentation fault.
-    * Waiting is done on a condition, which Ctrl-C interrupts, and not on the future, which it does not.
+    * Waiting is done on a lock, which Ctrl-C interrupts, and not on the future, which it does not.
     """
 
     def __init__(self, tensors: list[torch.Tensor], submit: Callable[[Callable[[], Any]], None],
@@ -37,7 +37,8 @@ class Work(dist._Work):
         self._name = name
         self._tensors = tensors
         self._submit = submit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._gates: list[Any] = []  # locks, each held, on which somebody waits
         self._told: list[Callable[[BaseException | None], None]] = []
         self._over = False
         self._error: BaseException | None = None
@@ -70,7 +71,7 @@ class Work(dist._Work):
 
     def when_over(self, tell: Callable[[BaseException | None], None]) -> None:
         """Call `tell` once it has ended, with None or its error; the engine may hold its lock then."""
-        with self._changed:
+        with self._lock:
             if not self._over:
                 self._told.append(tell)
                 return
@@ -78,11 +79,12 @@ class Work(dist._Work):
 
     def complete(self, error: BaseException | None) -> None:
         """End it. Called once, by the engine; callbacks of the future run on another thread."""
-        with self._changed:
+        with self._lock:
             self._error = error
             self._over = True  # last: wait() looks at it without the lock
-            self._changed.notify_all()
             inner = self._inner
+        for gate in self._gates:
+            gate.release()
         for tell in self._told:
             tell(error)
         if inner is not None:
@@ -90,14 +92,23 @@ class Work(dist._Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return when it has ended; raise what it failed with. A `timeout` of 0 is none: the group's applies."""
-        limit = timeout.total_seconds()
         if not self._over:
-            with ranged(f"{self._name} wait"), self._changed:
-                if not self._changed.wait_for(lambda: self._over, limit if limit > 0 else None):
-                    raise RoundTimeout(f"the wait ran into its own timeout of {limit:g} s; the collective goes on")
+            limit = timeout.total_seconds()
+            with ranged(f"{self._name} wait"):
+                self._await(limit if limit > 0 else None)
         if self._error is not None:
             raise self._error
         return True
+
+    def _await(self, limit: float | None) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
+            if self._over:
+                return
+            self._gates.append(gate)
+        if not gate.acquire(timeout=-1 if limit is None else min(limit, threading.TIMEOUT_MAX)):
+            raise RoundTimeout(f"the wait ran into its own timeout of {limit:g} s; the collective goes on")
 
     def synchronize(self) -> None:
         """The same as :meth:`wait`: results are in CPU memory when it has ended."""
@@ -128,7 +139,7 @@ class Work(dist._Work):
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future of the tensors, whose callbacks may start other collectives and wait for them."""
-        with self._changed:
+        with self._lock:
             if self._outer is None:
                 self._inner = Future()
                 self._outer = self._inner.then(self._checked)

@@ -17,8 +17,9 @@ SMALL_BYTES = 16 * 1024
 
 
 FRAME_BYTES = 128 * 1024
-"""Most payload in a frame of FrogNet Memory. A small cell or a request waits for the rest of a frame at most, so it is
-no longer than what the kernel is let keep unsent (:data:`frogtorch.memory.connection.UNSENT_BYTES`)."""
+"""Payload of a frame of a long cell, but where the path has just taken more at once. A small cell or a request waits
+for the rest of a frame at most, so it is no longer than what the kernel is let keep unsent
+(:data:`frogtorch.memory.connection.UNSENT_BYTES`)."""
 
 
 class Interest(NamedTuple):

@@ -61,5 +61,5 @@ def _own(group: Group, chunk: int, mine: Region, op: str, fold: Sequence[int]) -
     # By rank, never by arrival: all ranks, and all runs, end with the same bits.
     yield Combine(mine, [parts[r] for r in fold], op)
     yield Release(stage)
-    # A copy: the caller has the whole tensor, and may change it, before the last peer has read this slice.
-    yield Publish((SUM, chunk, group.rank), mine, readers=len(group.peers), copy=True)
+    # In place too: nothing is written there any more, and the collective does not end before it is served.
+    yield Publish((SUM, chunk, group.rank), mine, readers=len(group.peers))

@@ -82,10 +82,10 @@ class Tally:
 class Cell:
     """A published value. It goes when `readers` distinct ranks have it, or nobody is left who might read it."""
 
-    __slots__ = ("left", "name", "nbytes", "retired", "round", "sent_to", "tally", "view", "waiting", "what")
+    __slots__ = ("copied", "left", "name", "nbytes", "retired", "round", "sent_to", "tally", "view", "waiting", "what")
 
     def __init__(self, number: int, name: bytes, what: bytes, view: memoryview, readers: int, tally: Tally,
-                 retired: Callable[[], None] | None) -> None:
+                 retired: Callable[[], None] | None, copied: bool) -> None:
         self.round = number
         self.name = name
         self.what = what
@@ -96,6 +96,7 @@ class Cell:
         self.sent_to: set[int] = set()  # ranks to which it is being, or has been, served
         self.tally = tally
         self.retired = retired  # called once, when the cell goes; it may own the bytes of `view`
+        self.copied = copied  # for its readers; otherwise they are served from where it was made
 
 
 class Came(NamedTuple):

@@ -11,7 +11,7 @@ from frogtorch.collectives.interest import FRAME_BYTES
 from frogtorch.memory import wire
 from frogtorch.memory.endpoint import Endpoint
 from frogtorch.memory.faults import PeerLost, ProtocolError
-from frogtorch.memory.wire import ATOMIC_BYTES, FRAME_MAX, Kind
+from frogtorch.memory.wire import ATOMIC_BYTES, FRAME_MAX, LONGEST_FRAME, Kind
 
 if TYPE_CHECKING:
     from frogtorch.memory.cells import Cell, Reading, Tally
@@ -26,17 +26,14 @@ thread answers: 0.4 ms at 300 MB/s, so that a fast path does not fall idle; 0.2 
 
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 
-BATCH_BYTES = 2 * FRAME_BYTES
-"""About how much is handed to the kernel in one call."""
-
 PIECES_MAX = 256
 """Most buffers in one call; the kernel's limit is 1024 (IOV_MAX)."""
 
-SENDS = 4
-RECEIVES = 8
+SENDS = 2
+RECEIVES = 4
 """Calls for one connection before the others have their turn."""
 
-_sink = memoryview(bytearray(FRAME_BYTES))
+_sink = memoryview(bytearray(LONGEST_FRAME))
 """Where bytes land that nobody waits for any more."""
 
 
@@ -74,6 +71,9 @@ class Connection:
         self._urgent: deque[_Piece] = deque()
         self._bulk: deque[list] = deque()  # [cell, offset of the next frame]
         self._writing: deque[_Piece] = deque()  # begun frames, that have to be ended
+        # How long a frame may be. Each costs calls here and there, so on a path that takes more at once it is longer;
+        # on none does a small cell wait for longer than for what the kernel has just taken.
+        self._frame = FRAME_BYTES
         self._buffer = memoryview(bytearray(2 * FRAME_MAX))
         self._start = 0  # of what is in the buffer and not taken yet
         self._end = 0
@@ -140,9 +140,12 @@ class Connection:
             for _ in range(SENDS):
                 if not self._compose():
                     break
-                self._sent(self.sock.sendmsg([piece.view for piece in self._writing]))
+                count = self.sock.sendmsg([piece.view for piece in self._writing])
+                self._sent(count)
                 if self._writing:  # it takes no more
+                    self._frame = min(max(count, FRAME_BYTES), LONGEST_FRAME)
                     break
+                self._frame = min(max(2 * count, self._frame), LONGEST_FRAME)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -162,9 +165,9 @@ class Connection:
             piece = self._urgent.popleft()
             size += len(piece.view)
             self._writing.append(piece)
-        while self._bulk and size < BATCH_BYTES and not self._urgent:
+        while self._bulk and size < self._frame and not self._urgent:
             cell, offset = entry = self._bulk[0]
-            length = min(FRAME_BYTES, cell.nbytes - offset)
+            length = min(self._frame, cell.nbytes - offset)
             head = wire.encode(Kind.CELL, cell.round, cell.name, cell.what, cell.nbytes, offset, length)
             last = offset + length == cell.nbytes
             self._writing.append(_Piece(memoryview(head), cell.tally))

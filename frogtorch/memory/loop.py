@@ -27,10 +27,14 @@ class Loop:
 
     `lock` guards all memories and connections, and is held for every call into them: by this thread while it handles
     what came, by a caller's while it starts a collective. Nothing that blocks is done under it.
+
+    A lock is not fair: the thread, which lets go of it only to take it again, could keep a caller out for as long as
+    much comes in. So a caller takes the `door` too, first, where the thread waits for it to come out.
     """
 
     def __init__(self, around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
         """Start the thread, which does all it does inside ``around()``."""
+        self.door = threading.Lock()
         self.lock = threading.Lock()
         self._around = around
         self.memories: set[Memory] = set()
@@ -84,6 +88,7 @@ class Loop:
 
         Its groups are the parent's; the lock may have been held by a thread that is not here.
         """
+        self.door = threading.Lock()
         self.lock = threading.Lock()
         for memory in self.memories:
             memory.closed = GroupClosed(f"group {memory.space} belongs to the process that this one was forked from")
@@ -97,6 +102,8 @@ class Loop:
             timeout: float | None = None
             while not self._stop:
                 events = self._selector.select(timeout)
+                with self.door:
+                    pass
                 with self.lock:
                     timeout = self._guarded_turn(events)
 

@@ -37,7 +37,7 @@ class Published:
         self.cells[cell.round, cell.name] = cell
         if cell.round < MESSAGES:
             self._names.setdefault(cell.round, set()).add(cell.name)
-        if cell.retired is not None:
+        if cell.copied:
             self.unread.add(cell.round, cell.nbytes)
         for peer in self._requests(cell.round, cell.name):
             self.serve(cell, peer)
@@ -99,6 +99,7 @@ class Published:
             return
         if cell.retired is not None:
             cell.retired()
+        if cell.copied:
             self.unread.remove(cell.round, cell.nbytes)
         if not self.cells:
             self._emptied()

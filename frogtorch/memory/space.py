@@ -195,9 +195,10 @@ class Memory:
     # Cells ----------------------------------------------------------------------------------------------------
 
     def publish(self, number: int, name: Name, view: memoryview, readers: int,
-                retired: Callable[[], None] | None = None) -> None:
+                retired: Callable[[], None] | None = None, *, copied: bool = False) -> None:
         """Make the bytes of `view` the cell `name` of a round, until `readers` ranks have them: then `retired()`.
 
+        `copied` says that they were copied for this: how many such bytes may wait for their readers is limited.
         Raises ValueError if the round has such a cell already; of a message, PeerLost or PeerGaveUp if nobody is there
         to read it.
         """
@@ -208,7 +209,8 @@ class Memory:
         fault = self.peers[int(name[-1])].fault(number) if number >= MESSAGES else None
         if fault is not None:
             raise fault
-        self.published.add(Cell(number, key[1], operation.what, view, readers, operation.tally, retired), name)
+        cell = Cell(number, key[1], operation.what, view, readers, operation.tally, retired, copied)
+        self.published.add(cell, name)
 
     def served(self, cell: Cell, peer: int) -> None:
         """The kernel has the last byte of `cell` for `peer`."""

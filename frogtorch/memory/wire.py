@@ -7,7 +7,7 @@ byte  type    field
 1     u8      length of the name
 2     u8      length of *what*: the collective, operation and dtype of the sender's round
 3     u8      0
-4     u32     length of the payload in this frame, at most :data:`FRAME_BYTES`
+4     u32     length of the payload in this frame, at most :data:`LONGEST_FRAME`
 8     u64     round; for a message, which is in none, the number that :func:`message_round` gives it
 16    u64     size of the whole cell, in bytes
 24    u64     where in the cell this payload begins
@@ -41,6 +41,9 @@ HEADER = struct.Struct("!BBBxIQQQ")
 
 ATOMIC_BYTES = SMALL_BYTES
 """A payload up to this size is taken in one piece from the receive buffer, which therefore holds any such frame."""
+
+LONGEST_FRAME = 8 * FRAME_BYTES
+"""Most payload in a frame."""
 
 FRAME_MAX = HEADER.size + 2 * 255 + ATOMIC_BYTES
 """Bytes of the longest frame that is taken in one piece."""
@@ -156,7 +159,7 @@ def decode(data: memoryview) -> tuple[Frame, int] | None:
     kind, named, said, length, number, total, offset = HEADER.unpack_from(data)
     if kind not in KINDS:
         raise ProtocolError(f"a frame of kind {kind} is none of FrogNet Memory's")
-    if (length > FRAME_BYTES or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX)
+    if (length > LONGEST_FRAME or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX)
             or (kind == Kind.UNASKED and not length == total <= ATOMIC_BYTES)):
         raise ProtocolError(f"a {Kind(kind).name} frame with {length} bytes at {offset} of {total} is out of bounds")
     if length and kind not in CELLS and kind != Kind.GIVE_UP:

@@ -39,6 +39,7 @@ class Net:
         self.cells = {}  # (owner, name): [region, values or None if served in place, readers left, ranks that have it]
         self.ready = []  # (lane, value)
         self.reads = []  # [lane, rank, effect, elements delivered]
+        self.done = []  # lanes of ranks that are done, but for cells that are served in place
         self.received = {}
 
     def run(self, collectives):
@@ -49,15 +50,22 @@ class Net:
             possible = [("lane", i, lane.rank) for i, (lane, _) in enumerate(self.ready)]
             possible += [("read", i, rank) for i, (_, rank, asked, _) in enumerate(self.reads)
                          if (asked.owner, asked.name) in self.cells]
+            possible += [("done", i, lane.rank) for i, lane in enumerate(self.done) if not self.lent(lane.rank)]
             if not possible:
                 break
             kind, i, _ = self.choose(possible)
             if kind == "lane":
                 self.step(*self.ready.pop(i))
+            elif kind == "done":
+                self.ready.append((self.done.pop(i), None))
             else:
                 self.deliver(i)
+        assert not self.done
         assert not self.reads, f"these wait for ever: {self.reads}"
         assert not self.cells, f"these were not read by all their readers: {self.cells}"
+
+    def lent(self, rank):
+        return any(owner == rank and values is None for (owner, _), (_, values, *_) in self.cells.items())
 
     def step(self, lane, value):
         if lane.generator is None:
@@ -89,6 +97,9 @@ class Net:
 
     def perform(self, lane, effect):
         value = None
+        if effect == "done":
+            self.done.append(lane)
+            return
         match effect:  # ("sum" here is concatenation, which shows the order)
             case Publish():
                 assert (lane.rank, effect.name) not in self.cells, "a name is written once"
@@ -197,13 +208,14 @@ def empty(*counts, itemsize=SMALL):
 def play(data, size, make):
     """Run ``make(group) -> (collective, inputs, outputs)`` on all ranks; return the outputs, and the bytes received.
 
-    The moment a rank is done it overwrites all its tensors, as its caller may.
+    The moment a rank is done, and what it serves in place is read, it overwrites all its tensors, as its caller may.
     """
     results = [None] * size
 
     def run(rank):
         collective, inputs, outputs = make(Group(rank, size))
         yield from collective
+        yield "done"
         results[rank] = [read(region) for region in outputs]
         for region in {id(region): region for region in (*inputs, *outputs)}.values():
             assert (region.buffer.storage[0], region.buffer.storage[-1]) == ("left", "right")
