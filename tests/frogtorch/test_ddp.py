@@ -161,7 +161,7 @@ def test_power_sgd_waits_for_collectives_inside_callbacks(ranks):
         return mse_loss(model(x), y)
 
     def run(rank, size):
-        model = DistributedDataParallel(wide(), bucket_cap_mb=1e-3)
+        model = DistributedDataParallel(wide())
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=3, start_powerSGD_iter=2,
                                             use_error_feedback=False)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -105,7 +105,7 @@ def test_meshes(ranks):
         line = init_device_mesh("cpu", (4,))
         square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
         assert line.get_group().name() == "frogtorch"
-        assert square.get_coordinate() == [rank // 2, rank % 2]
+        assert list(square.get_coordinate()) == [rank // 2, rank % 2]
         flat = square[("row", "column")]._flatten("both")
         return [total(rank, mesh.get_group()) for mesh in (line, square["row"], square["column"], flat)]
 
@@ -136,8 +136,6 @@ def test_us_beside_gloo(ranks):
 
 def test_the_world_is_made_anew(ranks):
     def run(rank, size):
-        path = dist.distributed_c10d._get_default_store
-        del path
         results = [total(1)]
         for again in range(2):
             store = dist.PrefixStore(f"again {again}", dist.distributed_c10d._get_default_store())
@@ -192,12 +190,13 @@ dist.init_process_group("frogtorch", init_method=f"file://{path}", rank=rank, wo
 
 @pytest.fixture
 def interpreters(tmp_path):
-    """Start `size` interpreters with a text; those that still run are ended after the test."""
+    """Start `size` interpreters with a program; those that still run are ended after the test."""
     started = []
 
-    def start(size, text):
+    def start(size, program):
         for rank in range(size):
-            command = [sys.executable, "-c", BEGIN + textwrap.dedent(text), str(rank), str(size), str(tmp_path / "s")]
+            command = [sys.executable, "-c", BEGIN + textwrap.dedent(program), str(rank), str(size),
+                       str(tmp_path / "store")]
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                             env={**os.environ, "FROGTORCH_ADDRESS": "127.0.0.1"}))
         return started
@@ -215,14 +214,17 @@ def ends(processes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [
-    "",  # its group is not destroyed
-    "dist.new_group(); dist.all_reduce(torch.ones(100_000), async_op=True)",  # nor what is under way waited for
-    "dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda done: done.value())",
-    "dist.new_group(backend='gloo')",
-    "dist.destroy_process_group()",
+    # No group is destroyed, and what is under way is not waited for.
+    """
+        dist.new_group()
+        dist.new_group(backend="gloo")
+        dist.all_reduce(torch.ones(100_000), async_op=True)
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda done: done.value())
+    """,
+    "    dist.destroy_process_group()",
 ])
 def test_an_interpreter_ends_well_whatever_is_left(interpreters, last):
-    for code, _, error in ends(interpreters(2, "dist.all_reduce(torch.ones(3)); " + last)):
+    for code, _, error in ends(interpreters(2, f"dist.all_reduce(torch.ones(3))\n{textwrap.dedent(last)}")):
         assert code == 0, error
         assert "terminate called" not in error
         assert "Traceback" not in error
