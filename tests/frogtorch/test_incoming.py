@@ -1,6 +1,7 @@
-"""A member that sends anything at all: its connection ends, and nothing else does."""
+"""What comes from a peer: of one that sends anything at all the connection ends, and nothing else does."""
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -116,9 +117,36 @@ class Bench:
             self.connection.receive()
             self.memory.expire(time.monotonic())
             self.memory.flush()
-            with contextlib.suppress(BlockingIOError, ConnectionResetError):
-                while self.theirs.recv(1 << 20):
-                    pass
+            self.hear()
+
+    def hear(self):
+        """What has come at the other end."""
+        heard = b""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while data := self.theirs.recv(1 << 20):
+                heard += data
+        return heard
+
+    def answers(self, *asked):
+        """The rounds that are given up in answer to requests: (round, name, what) each."""
+        self.memory.flush()
+        self.hear()
+        for number, name, what in asked:
+            self.theirs.send(encode(Kind.ASK, number, name, what, 100))
+        select.select([self.connection.sock], [], [], 5)
+        self.connection.receive()
+        return self.given_up()
+
+    def given_up(self):
+        self.memory.flush()
+        select.select([self.theirs], [], [], 0.2)
+        heard, numbers = memoryview(self.hear()), []
+        while heard:
+            frame, body = wire.decode(heard)
+            heard = heard[body + frame.length:]
+            if frame.kind == Kind.GIVE_UP:
+                numbers.append(frame.round)
+        return numbers
 
     def check(self):
         assert all(room[:64] == room[-64:] == b"\xaa" * 64 for room in self.guarded)
@@ -256,5 +284,25 @@ def test_what_would_be_a_wrong_value(frames, said):
         bench.feed(b"".join(encode(kind, 0, name, b"kind/x/float32", total, offset, length) + bytes(length)
                             for kind, name, total, offset, length in frames))
         assert said in refused(bench)
+    finally:
+        bench.close()
+
+
+def test_who_asks_for_what_has_gone_there_unasked_is_not_told_that_it_would_wait_for_nothing():
+    bench = Bench()
+    try:
+        # It has gone, and its round goes on; another cell of the round has not been read.
+        assert bench.answers((0, b"arr.0", b"kind/x/float32")) == []
+        assert bench.memory.peers[1].standing == 0
+        assert bench.answers((1, b"never", b"kind/x/float32")) == []
+        assert bench.memory.peers[1].standing == 1
+        bench.memory.end(0)
+        bench.memory.end(1)
+        assert bench.given_up() == [1]
+        # Also when the round is over here: the word would overtake the other cell. Not so to one that does another.
+        assert bench.answers((0, b"arr.0", b"kind/x/float32")) == []
+        assert bench.answers((0, b"arr.0", b"another/x/float32")) == [0]
+        bench.answers((0, b"rdr.1", b"kind/x/float32"))
+        assert bench.answers((0, b"late", b"kind/x/float32")) == [0]  # now it has all that there is
     finally:
         bench.close()
