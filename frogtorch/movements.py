@@ -57,7 +57,7 @@ class Movements(Member):
         places = [Place(tensor)] if self._rank != root else []
         flat = places[0].flat if places else flat_of(tensor)
         return self._start(call, collectives.broadcast(self._group, bind(flat)[:], root), flat.dtype, flat.nbytes,
-                           [tensor], variant=f"from {root}/{flat.numel()}", results=places)
+                           [tensor], variant=f"from {root}/{flat.numel()} elements", results=places)
 
     @collective("all_gather", AllgatherOptions)
     def allgather(self, call: Call, outputs: Sequence[Any], inputs: Tensors) -> Work:
@@ -75,7 +75,7 @@ class Movements(Member):
         fits(mine, output, self._size)
         place = Place(output)
         return self._all_gather(call, flat_of(mine), bind(place.flat)[:].split(self._size), [output], [mine], [place],
-                                f"{mine.numel()}")()
+                                f"{mine.numel()} elements")()
 
     @collective("all_gather", AllgatherOptions)
     def all_gather_single_coalesced(self, call: Call, outputs: Tensors, inputs: Tensors) -> Work:
@@ -111,7 +111,7 @@ class Movements(Member):
         packed = [Packed(theirs, read=False) for theirs in into]
         mine = Packed([flat_of(tensor) for tensor in inputs]).flat
         return self._all_gather(call, mine, regions(theirs.flat for theirs in packed), outputs, inputs,
-                                [*packed, *places], f"{mine.numel()}")
+                                [*packed, *places], f"{mine.numel()} elements")
 
     def _all_gather(self, call: Call, mine: torch.Tensor, into: Sequence[Region], outputs: Tensors, inputs: Tensors,
                     results: Sequence[Result], variant: str) -> Callable[[], Work]:

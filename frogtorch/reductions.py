@@ -75,8 +75,8 @@ class Reductions(Member):
         if name == "pipelined":
             run = partial(run, chunk_bytes=self._settings.chunk_bytes)
             name = f"{name}:{self._settings.chunk_bytes}"
-        return partial(self._start, call, run(self._group, bind(flat)[:], how.op, self._order), flat.dtype,
-                       flat.nbytes, tensors, variant=f"{name}/{self._alike(how)}/{flat.numel()}", results=results,
+        return partial(self._start, call, run(self._group, bind(flat)[:], how.op, self._order), flat.dtype, flat.nbytes,
+                       tensors, variant=f"{name}/{self._alike(how)}/{flat.numel()} elements", results=results,
                        algorithm=algorithm, op=how.name)
 
     @collective("reduce", ReduceOptions, "root", "op")
@@ -89,7 +89,7 @@ class Reductions(Member):
         region = bind(flat)[:]
         return self._start(call, collectives.reduce(self._group, region, region if places else None, root, how.op,
                                                     self._order), flat.dtype, flat.nbytes, [tensor],
-                           variant=f"to {root}/{self._alike(how)}/{flat.numel()}", results=places, op=how.name)
+                           variant=f"to {root}/{self._alike(how)}/{flat.numel()} elements", results=places, op=how.name)
 
     @collective("reduce_scatter", ReduceScatterOptions, "op")
     def reduce_scatter(self, call: Call, outputs: Tensors, inputs: Sequence[Any]) -> Work:
@@ -132,8 +132,8 @@ class Reductions(Member):
         counts = [part.count for part in parts]
         sizes = f"{self._size} x {counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))[:160]
         return partial(self._start, call, collectives.reduce_scatter(self._group, parts, into, how.op, self._order),
-                       flat.dtype, sum(part.nbytes for part in parts), outputs, variant=f"{self._alike(how)}/{sizes}",
-                       given=inputs, results=results, op=how.name)
+                       flat.dtype, sum(part.nbytes for part in parts), outputs, given=inputs, results=results,
+                       variant=f"{self._alike(how)}/{sizes} elements", op=how.name)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
