@@ -63,10 +63,10 @@ class World:
             pickle.dump(result, out)
         os._exit(status)
 
-    def results(self, expected_dead=()):
+    def results(self, expected_dead=(), guard=GUARD):
         """What the ranks returned, in rank order: an exception is returned as RankFailed, a dead rank as None."""
         data = [b""] * self.size
-        until = time.monotonic() + GUARD
+        until = time.monotonic() + guard
         with selectors.DefaultSelector() as selector:
             for rank, pipe in enumerate(self.pipes):
                 if rank not in expected_dead:
@@ -75,7 +75,7 @@ class World:
                 ready = selector.select(max(0.0, until - time.monotonic()))
                 if not ready:
                     late = [key.data for key in selector.get_map().values()]
-                    raise AssertionError(f"ranks {late} hang after {GUARD} s")
+                    raise AssertionError(f"ranks {late} hang after {guard} s")
                 for key, _ in ready:
                     chunk = os.read(key.fd, 1 << 20)
                     data[key.data] += chunk
@@ -114,8 +114,8 @@ def world():
 def ranks(world):
     """Run ``function(rank, size)`` on every rank and return the results; a rank that raised fails the test."""
 
-    def run(size, function, **kwargs):
-        found = world(size, function, **kwargs).results()
+    def run(size, function, *, guard=GUARD, **kwargs):
+        found = world(size, function, **kwargs).results(guard=guard)
         for rank, result in enumerate(found):
             if isinstance(result, RankFailed):
                 pytest.fail(f"rank {rank}:\n{result}")
