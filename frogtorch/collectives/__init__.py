@@ -18,6 +18,7 @@ gather          :func:`gather`                 (W-1)/W at the root, 0 elsewhere
 scatter         :func:`scatter`                1/W (0 at the root)
 all-to-all      :func:`all_to_all`             (W-1)/W
 barrier         :func:`barrier`                no tensor; one byte from every peer
+a message       :mod:`.messages`               1 at the receiver, 0 at the sender
 ==============  =============================  ============================================================
 
 Those that reduce take an order of summation (:mod:`frogtorch.collectives.order`).
