@@ -523,6 +523,7 @@ def test_ranks_that_believe_in_different_sizes_find_out(ranks, name, monkeypatch
                 errors.append(str(error))
             else:
                 errors.append(None)
+        dist.barrier()  # so that none leaves before the other has asked
         return errors
 
     monkeypatch.setattr(engine, "DOUBT", 0.3)
