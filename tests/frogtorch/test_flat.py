@@ -38,7 +38,7 @@ def reduced(count, elements, warm):
 
 
 def made_and_left(cycles):
-    """Make a group, use it, leave it, `cycles` times after a few; threads and descriptors at the start and at the end."""
+    """Make a group, use it, leave it, `cycles` times after a few; threads and descriptors before and after."""
     def run(rank, size):
         def used():
             return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))

@@ -91,6 +91,6 @@ def test_an_all_gather_of_two_takes_as_long_as_a_transfer_one_way(network, tmp_p
 
     one_way, both_ways = median("one way"), median("both ways")
     assert one_way > 0.45  # the path is what limits it: 1 MB at 2 MB/s
-    # Acknowledgements of the other direction take a few percent; one direction after the other would take twice as long.
+    # Acknowledgements of the other direction take a few percent; one direction after the other, twice as long.
     assert both_ways / one_way < 1.2, (one_way, both_ways)
     print(f"one way {one_way:.3f} s, both ways {both_ways:.3f} s, ratio {both_ways / one_way:.3f}")
