@@ -47,7 +47,7 @@ They are told the name that opened the gate; their group is the one they are giv
 REFUSED = {
     "test_monitored_barrier_": (
         r"monitored_barrier is only implemented for GLOO backend",
-        "torch.distributed.monitored_barrier refuses every backend whose name is not gloo, before the backend is asked"),
+        "torch.distributed.monitored_barrier refuses every backend whose name is not gloo, without asking it"),
 }
 """Tests that PyTorch's Python front fails, by the beginning of their names: the text it fails with, and why.
 

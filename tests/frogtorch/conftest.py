@@ -26,8 +26,9 @@ class World:
     """`size` forked ranks, each running ``function(rank, size)`` in a group of its own."""
 
     def __init__(self, size, function, *, backend="frogtorch", timeout=20.0, options=None, environment=None,
-                 absent=()):
+                 absent=(), guard=GUARD):
         self.size = size
+        self.guard = guard
         self.folder = tempfile.TemporaryDirectory()
         self.pids = []
         self.pipes = []
