@@ -30,7 +30,7 @@ EPILOG = """what the outcomes mean:
   skip      the suite skipped it: on this machine (no GPU), at this world size, or on Linux
   refused   PyTorch's front fails it for every backend that is not gloo, without asking the backend; it was run, and
             failed with exactly that text
-  fail      anything else; its error and what its ranks printed are in the results file
+  fail      anything else; the results file has its error, and all that its ranks printed
 
 Some tests are skipped by the suite for every backend but one, by name. For frogtorch these gates are opened, and the
 report says how many passed that way: "as gloo" are tests that only gloo runs, "as mpi" all_to_all on a CPU, which gloo
@@ -172,7 +172,9 @@ def main() -> int:
         print(f"\n{reasons(found)}")
     failed = [record for tests in found.values() for record in tests.values() if record["outcome"] == "fail"]
     for record in failed:
-        print(f"\nFAILED {record['backend']} {record['test']}\n{record['reason'].rstrip()}")
+        said = "\n  ".join(record.get("log", "").splitlines()[-20:])
+        print(f"\nFAILED {record['backend']} {record['test']}\n{record['reason'].rstrip()}\nits ranks said last:\n"
+              f"  {said}")
     return 1 if failed else 0
 
 

@@ -276,4 +276,5 @@ def test_a_thousand_steps_leave_nothing_behind(interpreters):
         assert "terminate called" not in error
         early, late = (tuple(map(int, line.split())) for line in out.splitlines())
         assert late[0] - early[0] < 4 << 20
-        assert late[1:] <= early[1:]
+        assert late[1] <= early[1] + 2  # as many complete futures as ever were to be completed at one moment
+        assert late[2] == early[2]
