@@ -108,17 +108,12 @@ class Lanes:
                         break
                     self._admit(side)
                 return
-            value, error = self._try(lane, effect)
-            if value is WAITING:
+            try:
+                value, error = self._perform(lane, effect), None
+            except Exception as failure:
+                value, error = None, failure
+            if value is WAITING or lane.over:  # what it did may have ended the whole collective
                 return
-            if lane.over:  # what it did ended the whole collective
-                return
-
-    def _try(self, lane: Lane, effect: Any) -> tuple[Any, BaseException | None]:
-        try:
-            return self._perform(lane, effect), None
-        except Exception as failure:
-            return None, failure
 
     def _admit(self, side: _Side) -> None:
         index, what = side.queue.popleft()
@@ -130,9 +125,13 @@ class Lanes:
             self._ready.append((lane, None, None))
         else:
             lane = side.live[index] = Lane(None, side, index)
-            value, error = self._try(lane, what)
-            if value is not WAITING:
-                self._ready.append((lane, value, error))
+            try:
+                value = self._perform(lane, what)
+            except Exception as failure:
+                self._ready.append((lane, None, failure))
+            else:
+                if value is not WAITING:
+                    self._ready.append((lane, value, None))
 
     def _end(self, lane: Lane, value: Any, error: BaseException | None) -> None:
         lane.over = True

@@ -7,7 +7,7 @@ a request. Owner and reader decide by the same rule, :func:`unasked`, from the n
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from functools import lru_cache
 from typing import NamedTuple
 
 from frogtorch.effects import Name
@@ -41,9 +41,12 @@ def interests(rank: int) -> frozenset[Interest]:
     return frozenset({Interest(kind, rank) for kind in FOR_ONE} | {Interest(kind) for kind in FOR_ALL})
 
 
-def unasked(subscribed: Collection[Interest], name: Name, nbytes: int) -> bool:
+def unasked(subscribed: frozenset[Interest], name: Name, nbytes: int) -> bool:
     """Whether a member with these subscriptions gets the cell `name` of `nbytes` bytes without asking for it."""
-    if nbytes > SMALL_BYTES:
-        return False
-    kind, last = str(name[0]), name[-1]
+    return nbytes <= SMALL_BYTES and _covered(subscribed, name[0], name[-1])
+
+
+@lru_cache(maxsize=4096)
+def _covered(subscribed: frozenset[Interest], kind: str | int, last: str | int) -> bool:
+    kind = str(kind)
     return Interest(kind) in subscribed or (isinstance(last, int) and Interest(kind, last) in subscribed)

@@ -182,17 +182,18 @@ class Connection:
         now = time.monotonic()
         while count:
             piece = self._writing[0]
-            taken = min(count, len(piece.view))
+            size = len(piece.view)
+            taken = size if size < count else count
             count -= taken
             piece.tally.socket_sent += taken
             if piece.payload:
                 piece.tally.sends(self.rank, taken, now)
-            if taken < len(piece.view):
+            if taken < size:
                 piece.view = piece.view[taken:]
                 return
             self._writing.popleft()
             if piece.served and piece.cell is not None:
-                self.memory.served(piece.cell, self.rank)
+                self.memory.published.served(piece.cell, self.rank)
 
     # In -------------------------------------------------------------------------------------------------------
 
@@ -214,12 +215,15 @@ class Connection:
         into = self._into
         if into is not None:
             # The buffer is empty here; it takes what lies behind the payload, mostly the next header.
-            room = len(into) + FRAME_MAX
+            expected = len(into)
+            room = expected + FRAME_MAX
             count = self.sock.recvmsg_into([into, self._buffer[:FRAME_MAX]])[0]
-            if count:
-                taken = min(count, len(into))
-                self._start, self._end = 0, count - taken
-                self._streamed(taken)
+            if count > expected:
+                self._end = count - expected
+                self._streamed(expected)
+            elif count:
+                self._streamed(count)
+                return False
         else:
             free = self._buffer[self._end:]
             room = len(free)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ FOREVER = float("inf")
 
 
 class Loop:
-    """A selector and a thread that serves it.
+    """Sockets, and a thread that serves them.
 
     `lock` guards all memories and connections, and is held for every call into them: by this thread while it handles
     what came, by a caller's while it starts a collective. Nothing that blocks is done under it.
@@ -39,9 +39,10 @@ class Loop:
         self._around = around
         self.memories: set[Memory] = set()
         self.failed = False  # the thread is gone: nothing would ever be served
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()
+        self._connections: dict[int, Connection] = {}  # by the socket's descriptor
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._poll.register(self._bell, select.EPOLLIN)
         self._sleeps_until = FOREVER
         self._stop = False
         # A daemon: the interpreter joins the others before it calls atexit hooks, where this one is stopped.
@@ -52,7 +53,8 @@ class Loop:
         """Serve the connections of `memory`, whose lock is held."""
         self.memories.add(memory)
         for connection in memory.connections.values():
-            self._selector.register(connection.sock, selectors.EVENT_READ, connection)
+            self._connections[connection.sock.fileno()] = connection
+            self._poll.register(connection.sock, select.EPOLLIN)
 
     def remove(self, memory: Memory) -> None:
         """Forget `memory`; its connections are closed already."""
@@ -60,13 +62,12 @@ class Loop:
 
     def watch(self, connection: Connection) -> None:
         """Ask to be told when the kernel takes more, or no longer, as ``connection.blocked`` says."""
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)
-        self._selector.modify(connection.sock, mask, connection)
+        self._poll.modify(connection.sock, select.EPOLLIN | (select.EPOLLOUT if connection.blocked else 0))
 
     def unwatch(self, connection: Connection) -> None:
         """Forget a connection that is about to be closed."""
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(connection.sock)
+        if self._connections.pop(connection.sock.fileno(), None) is not None:
+            self._poll.unregister(connection.sock)
 
     def awake_by(self, deadline: float) -> None:
         """See to it that the thread looks at deadlines no later than at `deadline` (monotonic)."""
@@ -80,7 +81,7 @@ class Loop:
             self._stop = True
             os.eventfd_write(self._bell, 1)
         self._thread.join()
-        self._selector.close()
+        self._poll.close()
         os.close(self._bell)
 
     def after_fork(self) -> None:
@@ -94,20 +95,20 @@ class Loop:
             memory.closed = GroupClosed(f"group {memory.space} belongs to the process that this one was forked from")
             for connection in memory.connections.values():
                 connection.sock.close()
-        self._selector.close()
+        self._poll.close()
         os.close(self._bell)
 
     def _run(self) -> None:
         with self._around():
             timeout: float | None = None
             while not self._stop:
-                events = self._selector.select(timeout)
+                events = self._poll.poll(timeout)
                 with self.door:
                     pass
                 with self.lock:
                     timeout = self._guarded_turn(events)
 
-    def _guarded_turn(self, events: list[tuple[selectors.SelectorKey, int]]) -> float | None:
+    def _guarded_turn(self, events: list[tuple[int, int]]) -> float | None:
         try:
             return self._turn(events)
         except BaseException as error:
@@ -117,15 +118,16 @@ class Loop:
                 memory.abort(GroupClosed(f"the I/O thread of frogtorch failed: {error!r}"))
             raise
 
-    def _turn(self, events: list[tuple[selectors.SelectorKey, int]]) -> float | None:
-        for key, mask in events:
-            connection = key.data
-            if connection is None:
-                os.eventfd_read(self._bell)
+    def _turn(self, events: list[tuple[int, int]]) -> float | None:
+        for descriptor, mask in events:
+            connection = self._connections.get(descriptor)
+            if connection is None:  # or it was closed meanwhile
+                if descriptor == self._bell:
+                    os.eventfd_read(self._bell)
                 continue
-            if mask & selectors.EVENT_WRITE:
+            if mask & ~select.EPOLLIN:  # an error is the socket's answer to both
                 connection.flush()
-            if mask & selectors.EVENT_READ:
+            if mask & ~select.EPOLLOUT:
                 connection.receive()
         nearest = FOREVER
         now = time.monotonic()

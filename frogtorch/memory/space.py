@@ -212,10 +212,6 @@ class Memory:
         cell = Cell(number, key[1], operation.what, view, readers, operation.tally, retired, copied)
         self.published.add(cell, name)
 
-    def served(self, cell: Cell, peer: int) -> None:
-        """The kernel has the last byte of `cell` for `peer`."""
-        self.published.served(cell, peer)
-
     # Reads ----------------------------------------------------------------------------------------------------
 
     def read(self, reading: Reading, name: Name) -> bool:
