@@ -71,8 +71,8 @@ class Connection:
         self._urgent: deque[_Piece] = deque()
         self._bulk: deque[list] = deque()  # [cell, offset of the next frame]
         self._writing: deque[_Piece] = deque()  # begun frames, that have to be ended
-        # How long a frame may be. Each costs calls here and there, so on a path that takes more at once it is longer;
-        # on none does a small cell wait for longer than for what the kernel has just taken.
+        # How long a frame may be. Each costs calls here and there, so it is as long as what the kernel has just taken
+        # at once: a small cell, which waits for its end, does not wait longer than it would have for that.
         self._frame = FRAME_BYTES
         self._buffer = memoryview(bytearray(2 * FRAME_MAX))
         self._start = 0  # of what is in the buffer and not taken yet
@@ -142,10 +142,10 @@ class Connection:
                     break
                 count = self.sock.sendmsg([piece.view for piece in self._writing])
                 self._sent(count)
-                if self._writing:  # it takes no more
+                if self._writing or count > self._frame:
                     self._frame = min(max(count, FRAME_BYTES), LONGEST_FRAME)
+                if self._writing:  # it takes no more
                     break
-                self._frame = min(max(2 * count, self._frame), LONGEST_FRAME)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -165,7 +165,7 @@ class Connection:
             piece = self._urgent.popleft()
             size += len(piece.view)
             self._writing.append(piece)
-        while self._bulk and size < self._frame and not self._urgent:
+        while self._bulk and size < 2 * self._frame and not self._urgent:
             cell, offset = entry = self._bulk[0]
             length = min(self._frame, cell.nbytes - offset)
             head = wire.encode(Kind.CELL, cell.round, cell.name, cell.what, cell.nbytes, offset, length)
