@@ -20,7 +20,7 @@ test: $(BIN)/frogtorch system
 	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 $(BIN)/python -m pytest -p no:cacheprovider
 
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not root"
+	$(BIN)/python -m pytest -m "not slow and not root and not soak"
 
 lint: $(BIN)/frogtorch
 	$(BIN)/ruff check

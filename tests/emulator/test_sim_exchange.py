@@ -136,17 +136,20 @@ def outcome_end(world, arm):
 
 
 def test_memory():
-    # The stage holds W-1 contributions to a slice; the copied sum comes after it is released.
+    # The stage holds W-1 contributions to a slice; the sum is served in place.
     assert run(uniform(4), "shard", 4_000_000).memory == (3_000_000,) * 4
     # Gloo has two buffers of a segment: N = 8.
     assert run(uniform(4), "gloo", 4_000_000).memory == (1_000_000,) * 4
 
 
-def test_costs_add_up():
-    # shard, W=2: one fold of half a tensor, one copy of it, two messages.
+@pytest.mark.parametrize(("arm", "seconds"), [
+    ("shard", 0.1 + 2 * 0.01),  # at W=2: one fold of half a tensor, two messages; all is served in place
+    ("whole", 2 + 0.2 + 0.01),  # one copy and one fold of a tensor, one message
+])
+def test_costs_add_up(arm, seconds):
     costs = Costs(copy=1e-6, combine=1e-7, message=0.01)
-    slower = all_reduce(*uniform(2, rate=None), "shard", 2_000_000, costs=costs).seconds
-    assert slower - run(uniform(2, rate=None), "shard", 2_000_000).seconds == pytest.approx(1 + 0.1 + 0.02)
+    slower = all_reduce(*uniform(2, rate=None), arm, 2_000_000, costs=costs).seconds
+    assert slower - run(uniform(2, rate=None), arm, 2_000_000).seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -1,7 +1,7 @@
 """What is used does not grow: memory over many collectives, threads and descriptors over many groups.
 
-The short forms run with every change; the long ones are marked slow: ``pytest tests/frogtorch/test_flat.py -m slow -s``
-prints what it saw.
+The short forms run with every change. The long ones take minutes, so they are run by name: ``pytest -m soak -s`` prints
+what it saw.
 """
 
 import gc
@@ -86,18 +86,18 @@ def test_threads_and_descriptors_over_groups(ranks):
     check_groups(ranks(2, made_and_left(15)), 2 * MEBIBYTE)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 4])
 def test_memory_over_a_hundred_thousand_small_collectives(ranks, size):
     check_memory(ranks(size, reduced(100_000, 16, warm=2000), guard=800.0), MEBIBYTE)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_over_three_hundred_large_collectives(ranks):
     check_memory(ranks(4, reduced(300, LARGE, warm=20), guard=240.0), LARGE)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_threads_and_descriptors_over_two_hundred_groups(ranks):
     check_groups(ranks(3, made_and_left(200), guard=240.0), 2 * MEBIBYTE)
