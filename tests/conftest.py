@@ -1,8 +1,14 @@
-"""For all tests: those that make network namespaces are skipped where that is not allowed."""
+"""For all tests: Ctrl-C works in all of them; those that make namespaces are skipped where that is not allowed."""
 
 import os
+import signal
 
 import pytest
+
+
+def pytest_configure():
+    # A shell that starts this in the background has it ignore SIGINT, and all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
