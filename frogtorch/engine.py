@@ -37,13 +37,14 @@ from frogtorch.effects import (
 )
 from frogtorch.lanes import WAITING, Lane, Lanes
 from frogtorch.memory.cells import Reading, Tally
-from frogtorch.memory.faults import MemoryFault, RoundTimeout
+from frogtorch.memory.faults import GroupClosed, MemoryFault, RoundTimeout
 from frogtorch.memory.loop import Loop
 from frogtorch.memory.rates import BULK_BYTES
 from frogtorch.memory.space import Memory
 from frogtorch.memory.texts import address
 from frogtorch.memory.wire import encode_name
 from frogtorch.telemetry import Record
+from frogtorch.telemetry.record import REDUCED
 
 __all__ = ["Engine", "Operation", "bind", "engine"]
 
@@ -133,8 +134,14 @@ class Engine:
     def run(self, memory: Memory, operation: Operation) -> None:
         """Start `operation`, and run it to its first wait. Raises GroupClosed."""
         with self.loop.door, self.loop.lock, torch.inference_mode():
-            operation.start(memory)
-            memory.flush()
+            try:
+                operation.start(memory)
+                memory.flush()
+            except (KeyboardInterrupt, SystemExit) as error:
+                # A signal came in the middle of it: nobody knows what was done, and what was not.
+                memory.abort(GroupClosed(f"group {memory.space} was closed on rank {memory.rank}: {error!r} came while "
+                                         f"a collective was being started"))
+                raise
 
     def close(self) -> None:
         """Leave all groups, stop the threads."""
@@ -217,8 +224,10 @@ class Operation:
         if self._held:
             return [f"{memory.peers[rank]} to read {address(memory, cell.round, cell.name, memory.rank)}, kept for it "
                     f"here" for cell, rank in memory.published.waiting(self.number)]
+        # Contributions first: a sum may be late because its owner waits, too.
         return [f"{address(memory, r.round, r.name, r.owner)} of {memory.peers[r.owner]} "
-                f"({r.got} of {len(r.view)} bytes came)" for r in self._reads]
+                f"({r.got} of {len(r.view)} bytes came)"
+                for r in sorted(self._reads, key=lambda reading: reading.name.startswith(REDUCED))]
 
     def _explained(self, error: BaseException) -> BaseException:
         """A memory's fault, with what every one of them has to say: collective, round, group and rank."""

@@ -149,7 +149,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as error:
-            self.memory.lost(self, PeerLost(f"the connection to {self} has closed while we sent: {error}"))
+            self._broken(error)
             return
         blocked = not self.idle
         if blocked != self.blocked:
@@ -208,6 +208,12 @@ class Connection:
         except ProtocolError as error:
             self.memory.lost(self, PeerLost(f"the connection to {self} was closed: {error}"))
         except OSError as error:
+            self._broken(error)
+
+    def _broken(self, error: OSError) -> None:
+        if isinstance(error, ConnectionResetError | BrokenPipeError):  # a process that ends with something unread
+            self.memory.ended(self)
+        else:
             self.memory.lost(self, PeerLost(f"the connection to {self} has closed with an error: {error}"))
 
     def _receive_once(self) -> bool:

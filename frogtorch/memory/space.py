@@ -160,7 +160,7 @@ class Memory:
 
     def _give_up(self, number: int, peers: Collection[Peer], error: BaseException, name: bytes = b"") -> None:
         self.published.unread.forget(number)
-        text = str(error).encode()[:TEXT_MAX]
+        text = (str(error) or repr(error)).encode()[:TEXT_MAX]
         for peer in peers:
             peer.connection.withdraw(number)
             if peer.gone is None:

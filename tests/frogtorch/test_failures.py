@@ -1,6 +1,7 @@
 """A rank that dies, never comes, stops, or does something else: one error, in time, that names it."""
 
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -55,6 +56,35 @@ def test_a_rank_that_is_stopped(world):
     assert "on rank 0" in text
     assert "ars.1.0.0, rank 1) of rank 1 at 127.0.0.1:" in text
     assert "(0 of 800000 bytes came)" in text
+
+
+def test_the_rank_that_is_stopped_is_named_first(world):
+    def run(rank, size):
+        dist.all_reduce(torch.ones(4))
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return failure(lambda: dist.all_reduce(torch.ones(600)))
+
+    # The others' sums are late, too: they wait for the same rank.
+    texts = [text for text, _ in world(6, run, timeout=3, options=SHARD).results(expected_dead=[3])[:3]]
+    assert any(re.search(r"waiting for \(\S+ ars\.1\.0\.\d, rank 3\)", text) for text in texts)
+    assert all("rank 3 at 127.0.0.1:" in text for text in texts)
+
+
+def test_an_interrupt_while_a_collective_is_started(world):
+    def run(rank, size):
+        def interrupted(*args, **named):
+            raise KeyboardInterrupt
+
+        if rank == 1:
+            dist.group.WORLD._memory.publish = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(torch.ones(4))
+        return failure(lambda: dist.all_reduce(torch.ones(4)))[0]
+
+    first, second = world(2, run, options=SHARD).results()
+    assert "rank 1 at 127.0.0.1:" in first
+    assert "KeyboardInterrupt() came while a collective was being started" in second
 
 
 def test_a_rank_that_never_calls(world):
