@@ -44,6 +44,8 @@ def checked(what: str, peer: int | None, tag: int, group: Group) -> None:
 class _Message(Operation):
     """One end of a message. If it fails, the other end does too."""
 
+    _way: str
+
     def __init__(self, engine: Engine, collective: Collective, record: Record, dtype: torch.dtype, timeout: float,
                  done: Done) -> None:
         """As an operation; `record` has the message's tag and, if it is known, the rank at its other end."""
@@ -65,11 +67,15 @@ class _Message(Operation):
                            f"{self._memory.space}, on rank {record.rank}: {error}")
 
     def _other(self) -> str:
-        raise NotImplementedError
+        """Which way the message goes, and who is at its other end."""
+        peer = self._record.peer
+        return f"{self._way} {'any rank' if peer is None else f'rank {peer}'}"
 
 
 class Send(_Message):
     """A message to one rank: done when it is published."""
+
+    _way = "to"
 
     def __init__(self, engine: Engine, group: Group, region: Region, record: Record, dtype: torch.dtype,
                  timeout: float, done: Done) -> None:
@@ -89,9 +95,6 @@ class Send(_Message):
     def _run(self, group: Group, region: Region) -> Collective:
         yield from messages.send(group, region, self._message.to, self._message.tag, self._message.number)
 
-    def _other(self) -> str:
-        return f"to rank {self._record.peer}"
-
 
 class _Match:
     """The effect of a receive that is told which message it gets: the result is its source."""
@@ -99,6 +102,8 @@ class _Match:
 
 class Receive(_Message):
     """A message from one rank, or from any: then ``record.peer`` is None, and is filled in when it has come."""
+
+    _way = "from"
 
     def __init__(self, engine: Engine, group: Group, into: Region, record: Record, dtype: torch.dtype, timeout: float,
                  done: Done) -> None:
@@ -164,9 +169,6 @@ class Receive(_Message):
         # What was not asked for may come yet: it is for the next receive, if none has been given a later one.
         back = self._untouched and self._memory.mailbox.give_back(self._record.peer, self._message)
         self._memory.end_message(self.number, self._record.peer, self._message, None if back else error)
-
-    def _other(self) -> str:
-        return "from any rank" if self._record.peer is None else f"from rank {self._record.peer}"
 
     def _waited(self) -> list[str]:
         if self.number >= 0:

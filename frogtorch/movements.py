@@ -23,6 +23,7 @@ from frogtorch.member import Member, Result
 from frogtorch.tensors import (
     Packed,
     Place,
+    Tensors,
     alike,
     apart,
     by_dtype,
@@ -40,8 +41,6 @@ from frogtorch.tensors import (
 from frogtorch.work import Work
 
 __all__ = ["Movements"]
-
-Tensors = Sequence[torch.Tensor]
 
 
 class Movements(Member):

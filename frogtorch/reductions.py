@@ -23,6 +23,7 @@ from frogtorch.tensors import (
     Packed,
     Place,
     Reduction,
+    Tensors,
     alike,
     apart,
     by_dtype,
@@ -37,8 +38,6 @@ from frogtorch.tensors import (
 from frogtorch.work import Work
 
 __all__ = ["Reductions"]
-
-Tensors = Sequence[torch.Tensor]
 
 
 class Reductions(Member):

@@ -13,8 +13,10 @@ from frogtorch import arithmetic
 from frogtorch.effects import Region
 from frogtorch.engine import bind
 
-__all__ = ["Packed", "Place", "Reduction", "alike", "apart", "by_dtype", "cut", "fits", "flat_of", "listed", "only",
-           "pairs", "reduction", "regions", "row", "rows", "shapes"]
+__all__ = ["Packed", "Place", "Reduction", "Tensors", "alike", "apart", "by_dtype", "cut", "fits", "flat_of", "listed",
+           "only", "pairs", "reduction", "regions", "row", "rows", "shapes"]
+
+Tensors = Sequence[torch.Tensor]
 
 SHOWN = 8
 """Most tensors that the text of an error describes."""

@@ -135,7 +135,6 @@ def _parser() -> argparse.ArgumentParser:
                       help="sizes of the fp32 tensor (default: 4B 1KiB 16KiB 64KiB 1MiB 16.9MB 100MiB)")
     work.add_argument("--ddp", action="store_true",
                       help="time training steps of the founding workload under DistributedDataParallel instead")
-    benching.add_argument("--collective", choices=("all_reduce",), default="all_reduce", help="what to time")
     benching.add_argument("--arm", choices=("shard", "pipelined", "whole"), nargs="+", default=["shard"],
                           help="all-reduce algorithms of frogtorch (default: shard)")
     benching.add_argument("--repetitions", type=_repetitions, default=20, metavar="N",

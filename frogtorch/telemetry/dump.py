@@ -98,7 +98,7 @@ class Dumper:
                 return  # what else is in the pipe is for close()
             reasons = self._requests()
             if reasons:
-                time.sleep(SETTLE)
+                self._stopping.wait(SETTLE)
                 self._requests()  # they are in it too
                 begin = time.monotonic()
                 self._write(reasons)

@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-
-
-def group():
-    return dist.distributed_c10d._get_default_group()
+from helpers import group
 
 
 def ones(rank, count=5, dtype=torch.float32):

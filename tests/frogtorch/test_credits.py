@@ -7,23 +7,12 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import failure, group
 
 from frogtorch.memory import credit
 from frogtorch.memory.credit import CELL_BYTES, Credit, Unread
 from frogtorch.memory.faults import ProtocolError, RoundTimeout
 from frogtorch.memory.wire import Kind
-
-
-def group():
-    return dist.distributed_c10d._get_default_group()
-
-
-def failure(call, kind=RuntimeError):
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    return None
 
 
 def resident_bytes():

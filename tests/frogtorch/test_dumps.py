@@ -14,22 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import eventually
 
 import frogtorch
 from frogtorch.telemetry import dump
-
-GIVE_UP = 30.0
-"""Seconds after which something that was to come counts as missing."""
-
-
-def eventually(condition):
-    """Whether `condition` becomes true."""
-    until = time.monotonic() + GIVE_UP
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def lines(directory, rank):

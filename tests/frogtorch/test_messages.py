@@ -7,23 +7,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import failure, group
 
 from frogtorch.memory.faults import Mismatch, PeerGaveUp, PeerLost, RoundTimeout
 
 SMALL, LONG = 10, 300_000
 """Counts of fp32: one that goes unasked, one that is asked for."""
-
-
-def group():
-    return dist.distributed_c10d._get_default_group()
-
-
-def failure(call, kind=RuntimeError):
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    return None
 
 
 def brief_timeout(seconds):

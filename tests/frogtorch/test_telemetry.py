@@ -7,24 +7,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import reading, record
 from torch.nn.parallel import DistributedDataParallel
 
 import frogtorch
-from frogtorch.memory.cells import Reading, Span, Tally
-from frogtorch.telemetry import Record
+from frogtorch.memory.cells import Span, Tally
 from frogtorch.telemetry.ring import Ring
-
-
-def record(**fields):
-    return Record(**{"group": "0", "rank": 0, "world_size": 3, "collective": "all_reduce", "algorithm": "shard",
-                     "op": "sum", "dtype": "float32", "nbytes": 12, "start": 100.0} | fields)
-
-
-def reading(name, owner, first, last, nbytes, head):
-    one = Reading(7, name, owner, b"", memoryview(bytes(nbytes)), Tally(), lambda reading, error: None)
-    one.first, one.last, one.got, one.head = first, last, nbytes, head
-    return one
-
 
 # Records ----------------------------------------------------------------------------------------------------------
 

@@ -12,40 +12,16 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import eventually, reading, record
 from torch.distributed.flight_recorder import fr_trace
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
 
 import frogtorch
-from frogtorch.memory.cells import Reading, Tally
 from frogtorch.memory.endpoint import Endpoint
-from frogtorch.telemetry import GroupInfo, Record, chrome, dump, flight
+from frogtorch.telemetry import GroupInfo, chrome, dump, flight
 from frogtorch.telemetry.record import wall_ns
-
-GIVE_UP = 30.0
-"""Seconds after which something that was to come counts as missing."""
-
-
-def eventually(condition):
-    """Whether `condition` becomes true."""
-    until = time.monotonic() + GIVE_UP
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def record(**fields):
-    return Record(**{"group": "0", "rank": 0, "world_size": 3, "collective": "all_reduce", "algorithm": "shard",
-                     "op": "sum", "dtype": "float32", "nbytes": 12, "start": 100.0} | fields)
-
-
-def reading(name, owner, first, last, nbytes, head):
-    one = Reading(7, name, owner, b"", memoryview(bytes(nbytes)), Tally(), lambda reading, error: None)
-    one.first, one.last, one.got, one.head = first, last, nbytes, head
-    return one
 
 
 def dumped(rank, tmp_path):
