@@ -17,3 +17,17 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("root"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def need():
+    """``need(name, reason)``: skip, as this machine lacks `name` for that reason; fail where it must not lack it.
+
+    FROGTORCH_NEED lists what must be there, as in ``docker,uml``: a skipped proof is no proof.
+    """
+    def lacks(name: str, reason: str) -> None:
+        if name in os.environ.get("FROGTORCH_NEED", "").split(","):
+            pytest.fail(f"{name} is needed here (FROGTORCH_NEED), and this machine has none: {reason}")
+        pytest.skip(f"no {name} on this machine: {reason}")
+
+    return lacks

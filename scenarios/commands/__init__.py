@@ -1,0 +1,31 @@
+"""The commands, one file each: every module's ``add`` gives the parser a command, which ends in a function of its own.
+
+A command's function takes the parsed options and returns the exit status; an error that explains itself is a
+ValueError, OSError or RuntimeError, which the command line prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def command(commands: Commands, name: str, act: Callable[[argparse.Namespace], int], text: str,
+            epilog: str | None = None) -> argparse.ArgumentParser:
+    """Add a command that `act` carries out, with `text` as its help, in lower case and without a full stop."""
+    added = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=epilog,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    added.set_defaults(command=act)
+    return added
+
+
+def console() -> Console:
+    """For results: as wide as the terminal, or as the tables want in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else 100)

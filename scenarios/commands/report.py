@@ -1,0 +1,28 @@
+"""``frogtorch report``: the tables and figures of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scenarios.commands import command, console
+
+if TYPE_CHECKING:
+    from scenarios.commands import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    reporting = command(commands, "report", show,
+                        "print the tables of a run, and write its figures (PNG) and points.csv")
+    reporting.add_argument("run", type=Path, help="a run directory")
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the tables of ``options.run``, and write its figures there."""
+    from scenarios.report import report
+
+    options.directory = options.run
+    console().print(report(options.run))
+    return 0

@@ -1,0 +1,145 @@
+"""``frogtorch predict``, ``measure`` and ``compare``: a scenario becomes a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from scenarios import records
+from scenarios.commands import command, console, report
+from scenarios.environment import environment
+from scenarios.predict import predict
+from scenarios.progress import Stages
+from scenarios.scenario import Scenario
+from scenarios.scenario import load as load_scenario
+
+if TYPE_CHECKING:
+    from scenarios.commands import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add the three commands."""
+    predicting = command(commands, "predict", _predict,
+                         "predict every point of a scenario, and write a run directory for it")
+    _scenario(predicting)
+    predicting.add_argument("--compute", type=Path, metavar="FILE",
+                            help="compute.json of an earlier run of this machine: what a training step computes; "
+                                 "without it, training steps are predicted as their exchange alone")
+    measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written")
+    measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
+    _engine(measuring)
+    comparing = command(commands, "compare", _compare,
+                        "predict, then measure, a scenario, and report both side by side")
+    _scenario(comparing)
+    _engine(comparing)
+
+
+def _scenario(of: argparse.ArgumentParser) -> None:
+    of.add_argument("scenario", type=Path, help="a scenario, as YAML (scenarios/*.yaml)")
+    of.add_argument("--output", type=Path, metavar="DIR",
+                    help="the run directory, which must not exist yet (default: runs/<name>-<date>)")
+
+
+def _engine(of: argparse.ArgumentParser) -> None:
+    of.add_argument("--engine", choices=("auto", "netem", "nfqueue"), default="auto",
+                    help="what holds packets for a path's delay (default: netem where the kernel has it, "
+                         "else nfqueue)")
+
+
+def _predict(options: argparse.Namespace) -> int:
+    scenario = load_scenario(options.scenario)
+    compute = json.loads(options.compute.read_text()) if options.compute else None
+    directory = options.directory = _new_run(scenario, options.output)
+    if options.compute:
+        shutil.copyfile(options.compute, directory / "compute.json")
+    _write_predictions(scenario, directory, compute)
+    if scenario.training and compute is None:
+        print("training steps are predicted as their exchange alone: no --compute was given", file=sys.stderr)
+    _print_predictions(directory)
+    print(f"{directory}: predictions.jsonl, SHA-256 {records.sha256(directory / 'predictions.jsonl')}")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    scenario = load_scenario(options.run / "scenario.yaml", options.run / "topology.yaml")
+    if not (options.run / "predictions.jsonl").exists():
+        raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
+    if (options.run / "fidelity.jsonl").exists():
+        raise ValueError(f"{options.run} is measured already, or was begun: predict into a new run directory")
+    _preflight(scenario, options.engine)
+    options.directory = options.run
+    _run(scenario, options.run, options.engine)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    scenario = load_scenario(options.scenario)
+    _preflight(scenario, options.engine)
+    directory = options.directory = _new_run(scenario, options.output)
+    compute = None
+    if scenario.training:
+        from scenarios.runner import calibrate
+
+        with Stages() as stages:
+            calibrate(scenario, directory, stages)
+        compute = json.loads((directory / "compute.json").read_text())
+    _write_predictions(scenario, directory, compute)
+    _run(scenario, directory, options.engine)
+    options.run = directory
+    return report.show(options)
+
+
+def _new_run(scenario: Scenario, output: Path | None) -> Path:
+    """Make a run directory that holds the scenario, its topology and the environment."""
+    directory = output or Path("runs") / f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(f"{directory} exists: a run directory is written once; give another --output") from None
+    (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
+    (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
+    (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+    return directory
+
+
+def _write_predictions(scenario: Scenario, directory: Path, compute: dict[str, dict[str, float]] | None) -> None:
+    with Stages() as stages:
+        stages.stage("predicting", 1)
+        records.append(directory / "predictions.jsonl", predict(scenario, compute))
+
+
+def _preflight(scenario: Scenario, engine: str) -> None:
+    """Refuse what this machine cannot measure, before anything is made or written."""
+    from emulator.hosts import netns
+    from scenarios.runner import campaigns
+
+    for campaign in campaigns(scenario):
+        netns.preflight(scenario.network.faster(campaign.speedup), engine)
+
+
+def _run(scenario: Scenario, directory: Path, engine: str) -> None:
+    from scenarios.runner import Runner
+
+    run = secrets.token_hex(3)
+    print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run})", file=sys.stderr)
+    with Stages() as stages:
+        Runner(scenario, directory, run, engine, stages).measure()
+
+
+def _print_predictions(directory: Path) -> None:
+    table = Table("W", "arm", "workload", "size", "predicted s", "closed form s")
+    rows: dict[tuple[str, int, str, int], dict[str, float]] = {}
+    for prediction in records.load(directory / "predictions.jsonl", records.Prediction):
+        rows.setdefault(prediction.key, {})[prediction.basis] = prediction.seconds
+    for (arm, size, workload, nbytes), by in rows.items():
+        table.add_row(str(size), arm, workload, f"{nbytes:,} B", f"{by['blind']:.4f}",
+                      f"{by['closed form']:.4f}" if "closed form" in by else "")
+    console().print(table)
