@@ -44,11 +44,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from pathlib import Path as File
-from typing import Any
+from typing import Any, TypeVar
 
 import networkx
 
 from emulator.document import Document, DocumentError, suggest
+from emulator.timeline import STILL, Change, Timeline
 from emulator.topology_file import UNLIMITED, Limits, Matcher, TopologyFile
 from emulator.units import format_loss, format_rate, format_size, format_time
 
@@ -81,6 +82,7 @@ class Path:
     """Seconds, one way."""
     jitter: float = 0
     loss: float = 0
+    """Share of the packets; 1 in an outage (:mod:`emulator.timeline`), else less."""
     queue: int | None = None
     """Bytes; None: the link engine sizes it."""
     window: int | None = None
@@ -111,6 +113,8 @@ class Topology:
     congestion: str
     text: str
     """The file's text, as it was read."""
+    timeline: Timeline = STILL
+    """What it becomes later; hosts, paths and groups are as they are at second 0."""
 
     @cached_property
     def graph(self) -> networkx.DiGraph[str]:
@@ -149,28 +153,66 @@ class Topology:
         Raises TopologyError if a host is unknown.
         """
         chosen = {self.host(name).name for name in names}
-        groups = (dataclasses.replace(group, paths=frozenset(pair for pair in group.paths if chosen.issuperset(pair)))
-                  for group in self.groups)
-        return dataclasses.replace(
-            self, hosts=tuple(host for host in self.hosts if host.name in chosen),
-            paths=tuple(path for path in self.paths if chosen.issuperset((path.source, path.target))),
-            groups=tuple(group for group in groups if group.paths))
+        timeline = Timeline(
+            tuple(part for change in self.timeline.changes
+                  if (part := _select(change, chosen)) != Change(change.second)),
+            tuple(flow for flow in self.timeline.traffic if chosen.issuperset((flow.source, flow.target))))
+        return dataclasses.replace(_select(self, chosen), timeline=timeline)
 
     def faster(self, k: float) -> Topology:
-        """Return the topology with rates × k, delays and jitter ÷ k.
+        """Return the topology with rates × k, delays and jitter ÷ k, and the seconds of its timeline ÷ k.
 
         Bandwidth–delay products keep their bytes, so windows and queues stay as they are; a window's rate, window ÷
         RTT, grows k times by itself.
         """
-        def times(rate: float | None) -> float | None:
-            return None if rate is None else rate * k
+        timeline = Timeline(
+            tuple(dataclasses.replace(_faster(change, k), second=change.second / k)
+                  for change in self.timeline.changes),
+            tuple(dataclasses.replace(flow, start=flow.start / k, end=flow.end / k, rate=_times(flow.rate, k))
+                  for flow in self.timeline.traffic))
+        return dataclasses.replace(_faster(self, k), timeline=timeline)
 
-        return dataclasses.replace(
-            self,
-            hosts=tuple(dataclasses.replace(host, up=times(host.up), down=times(host.down)) for host in self.hosts),
-            paths=tuple(dataclasses.replace(path, rate=times(path.rate), delay=path.delay / k, jitter=path.jitter / k)
-                        for path in self.paths),
-            groups=tuple(dataclasses.replace(group, rate=group.rate * k) for group in self.groups))
+    def state(self, second: float) -> Topology:
+        """Return the topology as it is from that second of its timeline on, itself without a timeline.
+
+        What may differ from second to second: rate, delay, jitter and loss of a path, up and down of a host, rate of
+        a group.
+        """
+        hosts = {host.name: host for host in self.hosts}
+        paths = {(path.source, path.target): path for path in self.paths}
+        groups = {group.name: group for group in self.groups}
+        for change in self.timeline.changes:
+            if change.second <= second:
+                hosts.update((host.name, host) for host in change.hosts)
+                paths.update(((path.source, path.target), path) for path in change.paths)
+                groups.update((group.name, group) for group in change.groups)
+        return dataclasses.replace(self, hosts=tuple(hosts.values()), paths=tuple(paths.values()),
+                                   groups=tuple(groups.values()), timeline=STILL)
+
+
+T = TypeVar("T", Topology, Change)
+
+
+def _select(of: T, chosen: set[str]) -> T:
+    groups = (dataclasses.replace(group, paths=frozenset(pair for pair in group.paths if chosen.issuperset(pair)))
+              for group in of.groups)
+    return dataclasses.replace(
+        of, hosts=tuple(host for host in of.hosts if host.name in chosen),
+        paths=tuple(path for path in of.paths if chosen.issuperset((path.source, path.target))),
+        groups=tuple(group for group in groups if group.paths))
+
+
+def _faster(of: T, k: float) -> T:
+    return dataclasses.replace(
+        of, hosts=tuple(dataclasses.replace(host, up=_times(host.up, k), down=_times(host.down, k))
+                        for host in of.hosts),
+        paths=tuple(dataclasses.replace(path, rate=_times(path.rate, k), delay=path.delay / k, jitter=path.jitter / k)
+                    for path in of.paths),
+        groups=tuple(dataclasses.replace(group, rate=group.rate * k) for group in of.groups))
+
+
+def _times(rate: float | None, k: float) -> float | None:
+    return None if rate is None else rate * k
 
 
 def load(file: File | str) -> Topology:

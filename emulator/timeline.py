@@ -1,0 +1,61 @@
+"""A network that changes: what its paths, accesses and groups become at given seconds, and the traffic of others.
+
+Second 0 is the common start of an arm's training. At second 0 the network is what the topology's own paths, hosts and
+groups say; :meth:`emulator.topology.Topology.state` says what it is later. Both the links that are real and the
+simulator read this, so they see the same network.
+
+**An outage** is a path with a loss of 1: its packets cross the rate and are then lost, every one, as behind a cable
+that is cut. TCP tries again at intervals that double, from its retransmission timeout on, so after an outage of t
+seconds it goes on within another t or so; no connection breaks (Linux gives up after a quarter of an hour).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emulator.topology import Group, Host, Path
+
+
+@dataclass(frozen=True)
+class Change:
+    """From `second` on these paths, hosts (their accesses) and groups are as they are here; the others stay."""
+
+    second: float
+    paths: tuple[Path, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A TCP connection of somebody else, that sends from host `source` to `target` between two seconds."""
+
+    source: str
+    target: str
+    start: float
+    end: float
+    rate: float | None
+    """Bytes per second at the link layer, headers included, as a path's rate; None: as much as TCP gets."""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Changes by ascending second, all above 0, one a second; and traffic. Empty for a network that stays as it is."""
+
+    changes: tuple[Change, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.traffic)
+
+    @property
+    def moments(self) -> tuple[float, ...]:
+        """Ascending seconds above 0 at which paths, accesses or groups change; traffic is apart from them."""
+        return tuple(change.second for change in self.changes)
+
+
+STILL = Timeline()
+"""Of a network that stays as it is."""
