@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from simpy import Environment, Event
 
@@ -41,12 +42,35 @@ def head_start(rate: float) -> float:
     return burst(rate) + packet(rate) / 2 * FRAME
 
 
+class What(NamedTuple):
+    """What a message is, for those who look at the wire."""
+
+    kind: str
+    """In the words of the wire's own format."""
+    number: int
+    """The round that it belongs to."""
+    payload: int
+    """Bytes, without any header."""
+    name: tuple[str | int, ...] = ()
+    """Of the cell that it carries, or asks for."""
+
+
+class Sent(NamedTuple):
+    """A message, as one sees it who watches the wire: when its first byte left, and on which way."""
+
+    seconds: float
+    source: int
+    target: int
+    what: What
+
+
 class Message:
     """Some bytes on their way through a channel, and when they get anywhere."""
 
-    __slots__ = ("arrived", "begun", "first", "left", "unsent")
+    __slots__ = ("arrived", "begun", "first", "left", "unsent", "what")
 
-    def __init__(self, env: Environment, nbytes: int) -> None:
+    def __init__(self, env: Environment, nbytes: int, what: What | None = None) -> None:
+        self.what = what
         self.unsent = wire_bytes(nbytes)
         self.begun = False
         self.first: Event = env.event()
@@ -73,6 +97,8 @@ class Channel:
         self.round_trip = round_trip
         self.messages = 0
         """How many were sent."""
+        self.watch: Callable[[Message], None] | None = None
+        """Called with every message when its first byte leaves."""
         self._network = network
         self._flow = flow
         self._urgent: deque[Message] = deque()
@@ -87,9 +113,9 @@ class Channel:
         """When what is not acknowledged began to leave, and its wire bytes."""
         self.env.process(self._run())
 
-    def send(self, nbytes: int, urgent: bool = False) -> Message:
+    def send(self, nbytes: int, urgent: bool = False, what: What | None = None) -> Message:
         """Queue a message of `nbytes` bytes of TCP payload."""
-        message = Message(self.env, nbytes)
+        message = Message(self.env, nbytes, what)
         self.messages += 1
         (self._urgent if urgent else self._bulk).append(message)
         if self._wake is not None:
@@ -109,6 +135,8 @@ class Channel:
             message = queue[0]
             if not message.begun:
                 message.begun = True
+                if self.watch is not None:
+                    self.watch(message)
                 self._announce(message.first)
             if queue is self._bulk:
                 self._leaving = message
@@ -158,6 +186,8 @@ class Connections:
         self._topology = topology
         self._hosts = tuple(hosts)
         self._cold = cold
+        self.log: list[Sent] | None = None
+        """Made a list before the first message, it gets every one of them, in the order in which they leave."""
         self._links: dict[tuple[str, ...], Link] = {}
         self._channels: dict[tuple[int, int], Channel] = {}
 
@@ -177,6 +207,12 @@ class Connections:
             flow = Flow(self._limits(source, target), self._limits(target, source))
             self._channels[source, target] = Channel(self.network, flow, self._delay(source, target), round_trip,
                                                      self._window(source, target), self._cold)
+            if self.log is not None:
+                self._channels[source, target].watch = partial(self._note, source, target)
+
+    def _note(self, source: int, target: int, message: Message) -> None:
+        if self.log is not None and message.what is not None:
+            self.log.append(Sent(self.env.now, source, target, message.what))
 
     def _delay(self, a: int, b: int) -> float:
         source, target = self._hosts[a], self._hosts[b]

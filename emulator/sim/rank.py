@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from simpy import Environment, Event
 
-from emulator.sim.connection import Channel, Connections
+from emulator.sim.connection import Channel, Connections, What
 from frogtorch.collectives.interest import FRAME_BYTES, SMALL_BYTES, interests, unasked
 from frogtorch.effects import Name
 
@@ -105,15 +105,15 @@ class Rank:
             self.hold(cell.nbytes)
         for peer in self.group:
             if peer is not self and unasked(self._interests[peer.rank], key[1], cell.nbytes):
-                self._serve(key, cell, peer.rank)
+                self._serve(key, cell, peer.rank, "UNASKED")
         for reader in self._standing.pop(key, ()):
-            self._serve(key, cell, reader)
+            self._serve(key, cell, reader, "CELL")
 
     def ask(self, key: Key, owner: int, nbytes: int) -> Event:
         """Ask `owner` for a cell of `nbytes`. When it is sent, the event fires with the message and its size."""
         coming = self.incoming(owner, key)
         if not unasked(self._interests[self.rank], key[1], nbytes):
-            request = self.channel(owner).send(FRAME_HEADER, urgent=True)
+            request = self.channel(owner).send(FRAME_HEADER, True, What("ASK", key[0], 0, key[1]))
             request.arrived.callbacks.append(lambda _: self.group[owner]._asked(key, self.rank))
         return coming
 
@@ -126,13 +126,14 @@ class Rank:
         if cell is None:
             self._standing[key].append(reader)
         else:
-            self._serve(key, cell, reader)
+            self._serve(key, cell, reader, "CELL")
 
-    def _serve(self, key: Key, cell: Cell, reader: int) -> None:
+    def _serve(self, key: Key, cell: Cell, reader: int, kind: str) -> None:
         if not cell.readers:
             raise ValueError(f"rank {reader} reads {key[1]!r} of rank {self.rank}, which has had all its readers")
         frames = max(1, -(-cell.nbytes // FRAME_BYTES))
-        message = self.channel(reader).send(cell.nbytes + frames * FRAME_HEADER, urgent=cell.nbytes <= SMALL_BYTES)
+        message = self.channel(reader).send(cell.nbytes + frames * FRAME_HEADER, cell.nbytes <= SMALL_BYTES,
+                                            What(kind, key[0], cell.nbytes, key[1]))
         self.group[reader].incoming(self.rank, key).succeed((message, cell.nbytes))
         cell.readers -= 1
         if cell.copied and not cell.readers:
