@@ -33,7 +33,7 @@ _INTERRUPTED = "the network is gone, what was measured is kept in the run direct
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status: 0 well, 1 an error that was explained, 130 interrupted."""
+    """Run the command line; returns 0: well, 1: an error that was explained, or a run that failed, 130: interrupted."""
     options = _parser().parse_args(arguments)
     for ending in (signal.SIGTERM, signal.SIGHUP):  # a terminated run cleans up as an interrupted one does
         signal.signal(ending, _interrupt)

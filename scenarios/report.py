@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from scenarios import figures, tables
+from scenarios import bars, figures, tables
 from scenarios.compare import BASES
 from scenarios.records import Fidelity
 from scenarios.results import Results
@@ -18,10 +18,11 @@ CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n"
               "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error")
 
 
-def report(directory: Path) -> RenderableType:
+def report(directory: Path) -> tuple[RenderableType, bool]:
     """Return the report of a measured run, for a rich Console; writes points.csv and the figures beside its records.
 
-    Raises what :meth:`Results.load` raises, before anything is written.
+    And whether the run was well: its links valid, its bars kept. Raises what :meth:`Results.load` raises, before
+    anything is written.
     """
     results = Results.load(directory)
     write_csv(results, directory / "points.csv")
@@ -37,11 +38,19 @@ def report(directory: Path) -> RenderableType:
         parts += [tables.training(results), tables.outcomes(results)]
     if results.collectives:
         parts.append(tables.phases(results))
+    held = bars.checks(results)
+    if held:
+        parts.append(tables.bars(held))
     parts += [tables.errors(results), Text("Written: " + ", ".join(str(file) for file in written))]
-    if not all(probe.valid for probe in results.fidelity):
+    broken = [check for check in held if check.broken]
+    if broken:
+        parts.append(Text("BROKEN: " + "; ".join(f"{check.bar}, but {check.ratio.value:.3f} at {check.where}"
+                                                 for check in broken), style="bold red"))
+    valid = all(probe.valid for probe in results.fidelity)
+    if not valid:
         parts.append(Text("INVALID: links were not what the topology describes; which, is said at the top. "
                           "Measure again before concluding anything.", style="bold red"))
-    return Group(*(item for part in parts for item in (part, Text())))
+    return Group(*(item for part in parts for item in (part, Text()))), valid and not broken
 
 
 def write_csv(results: Results, file: Path) -> None:

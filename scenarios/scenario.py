@@ -28,12 +28,18 @@ A scenario is a page of YAML::
       warmup: 8                                     # first steps, which are not recorded
       bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default
 
+    bars:                                           # what this run must show, or it has failed; may be left out
+      - {arm: shard, over: predicted, at_most: 1.08}                  # measured ÷ predicted, of every all-reduce
+      - {arm: shard, over: theory, world: 4, at_most: 1.05}           # b ÷ what bytes alone say of it
+      - {arm: gloo, over: shard, world: 4, size: 4.2 MB, at_least: 2.8}      # ÷ another arm's time at the same point
+
 Sizes below 1 MiB always run at life size, whatever the speed-up: they measure latency, which scheduling jitter would
 hide. A host may appear in a world as often as it has slots. Imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +56,9 @@ from frogtorch.collectives import ALL_REDUCE
 
 ARMS = ("gloo", *ALL_REDUCE)
 """Ways to exchange gradients that a scenario may name: PyTorch's own, and the backend's algorithms."""
+
+PREDICTED, THEORY = "predicted", "theory"
+"""What a bar may hold an arm against, other than another arm."""
 
 ELEMENT = 4
 """Bytes of an element: tensors are fp32."""
@@ -96,6 +105,26 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A demand on a run: the measured time of `arm` ÷ `over` (or its b ÷ theory's) is within these bounds."""
+
+    arm: str
+    over: str
+    """PREDICTED, THEORY, or another arm."""
+    world: int | None
+    """None: every world."""
+    size: int | None
+    """Bytes; None: every size."""
+    at_least: float
+    at_most: float
+
+    def __str__(self) -> str:
+        bounds = [f"at least {self.at_least:g}"] * (self.at_least > 0) + [f"at most {self.at_most:g}"] * (
+            self.at_most < math.inf)
+        return f"{self.arm} ÷ {self.over} {' and '.join(bounds)}"
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What is predicted and measured; ``worlds[W][i]`` is the host of rank i."""
 
@@ -114,6 +143,7 @@ class Scenario:
     all_reduce: AllReduce | None
     scaling: Scaling | None
     training: Training | None
+    bars: tuple[Bar, ...]
 
     @cached_property
     def network(self) -> Topology:
@@ -162,6 +192,15 @@ class _Training(Section):
     bucket_view: Annotated[bool, Field(strict=True)] = False
 
 
+class _Bar(Section):
+    arm: str
+    over: str
+    world: Annotated[int, Field(strict=True)] | None = None
+    size: Size | None = None
+    at_least: Annotated[float, Field(strict=True, gt=0)] | None = None
+    at_most: Annotated[float, Field(strict=True, gt=0)] | None = None
+
+
 class _ScenarioFile(Section):
     name: Name
     topology: str
@@ -173,6 +212,7 @@ class _ScenarioFile(Section):
     all_reduce: _AllReduce | None = None
     scaling: _Scaling | None = None
     training: _Training | None = None
+    bars: tuple[_Bar, ...] = ()
 
 
 def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
@@ -203,7 +243,8 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         speedups, content.timeout,
         _all_reduce(document, content.all_reduce) if content.all_reduce else None,
         _scaling(document, content, content.scaling, speedups) if content.scaling else None,
-        _training(document, content.training) if content.training else None)
+        _training(document, content.training) if content.training else None,
+        tuple(_bar(document, content, index, bar) for index, bar in enumerate(content.bars)))
 
 
 def _check_world(document: Document[_ScenarioFile], topology: Topology, size: int, world: tuple[str, ...]) -> None:
@@ -277,3 +318,26 @@ def _training(document: Document[_ScenarioFile], content: _Training) -> Training
         raise document.error("training", "warmup", message=f"warmup: of {content.steps} steps {content.warmup} are "
                                                            "warm-up, which leaves none; write fewer")
     return Training(content.steps, content.warmup, content.bucket_view)
+
+
+def _bar(document: Document[_ScenarioFile], content: _ScenarioFile, index: int, bar: _Bar) -> Bar:
+    def refuse(field: str, message: str) -> DocumentError:
+        return document.error("bars", index, field, message=message)
+
+    if content.all_reduce is None:
+        raise refuse("arm", "a bar is about all-reduces, and there are none; add all_reduce")
+    if bar.arm not in content.arms:
+        raise refuse("arm", f"arm {bar.arm!r} is not run; {suggest(bar.arm, content.arms)}")
+    others = (PREDICTED, THEORY, *(arm for arm in content.arms if arm != bar.arm))
+    if bar.over not in others:
+        raise refuse("over", f"{bar.over!r} is nothing to hold {bar.arm!r} against; {suggest(bar.over, others)}")
+    if bar.world is not None and bar.world not in content.worlds:
+        raise refuse("world", f"there is no world {bar.world}; name one of {', '.join(map(str, content.worlds))}")
+    sizes = _all_reduce(document, content.all_reduce).sizes
+    if bar.size is not None and (bar.over == THEORY or bar.size not in sizes):
+        raise refuse("size", "theory speaks of b, which has no size; leave it out" if bar.over == THEORY else
+                     f"{format_size(bar.size)} is not run; name one of {', '.join(map(format_size, sizes))}")
+    at_least, at_most = bar.at_least or 0.0, bar.at_most or math.inf
+    if (bar.at_least, bar.at_most) == (None, None) or at_least > at_most:
+        raise refuse("arm", "this bar has no room, or no end; write at_least, at_most, or both in this order")
+    return Bar(bar.arm, bar.over, bar.world, bar.size, at_least, at_most)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emulator.units import format_size
+from scenarios.bars import Check
 from scenarios.compare import BLIND, CLOSED_FORM, Row
 from scenarios.fit import Estimate, median
 from scenarios.records import Collective, Outcome
@@ -21,6 +22,8 @@ from scenarios.results import Results
 MEGA = 1e6
 FP32 = 4
 NONE = "–"
+_WORDS = ("arm", "bar", "point", "basis", "workload", "algorithm", "parameters")
+"""Columns of words, which stand at the left."""
 SCALES_WITHIN = 0.03
 """How far k·T may be apart at different speed-ups k."""
 
@@ -114,6 +117,16 @@ def errors(results: Results) -> Group:
     return _titled("|ln(measured / predicted)| of the simulator (blind) and the closed form, over every point", table)
 
 
+def bars(checks: Sequence[Check]) -> Group:
+    """What the scenario demands of the run, point by point."""
+    table = _table("bar", "point", "measured", "95 % interval", "verdict")
+    for check in checks:
+        table.add_row(str(check.bar), check.where, f"{check.ratio.value:.3f}",
+                      _interval(check.ratio, 1, "{:.3f}".format), "BROKEN" if check.broken else "kept",
+                      style="bold red" if check.broken else None)
+    return _titled("Bars: a ratio whose whole interval is beyond its bound breaks it", table)
+
+
 def training(results: Results) -> Group:
     """Step times."""
     table = _table("W", "arm", "predicted", "measured", "95 % interval", "n", "error")
@@ -194,7 +207,7 @@ def _relative(measured: float, expected: float) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        words = column in ("arm", "basis", "workload", "algorithm", "parameters") or column.endswith("bound by")
+        words = column in _WORDS or column.endswith("bound by")
         # A narrow terminal folds a number: an ellipsis would lose its digits.
         table.add_column(column, justify="left" if words else "right", overflow="fold")
     return table

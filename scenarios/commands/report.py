@@ -20,9 +20,10 @@ def add(commands: Commands) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the tables of ``options.run``, and write its figures there."""
+    """Print the tables of ``options.run``, and write its figures there; 1 if links were invalid or a bar is broken."""
     from scenarios.report import report
 
     options.directory = options.run
-    console().print(report(options.run))
-    return 0
+    text, well = report(options.run)
+    console().print(text)
+    return 0 if well else 1

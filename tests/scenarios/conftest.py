@@ -126,4 +126,4 @@ if __name__ == "__main__":
 
     from scenarios.report import report
 
-    Console(width=100).print(report(write_run(Path(sys.argv[1]))))
+    Console(width=100).print(report(write_run(Path(sys.argv[1])))[0])
