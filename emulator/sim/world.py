@@ -1,0 +1,110 @@
+"""The simulated world of one arm: the ranks on their hosts, their connections, and the steps they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from simpy import Environment, Event, Process, Resource
+
+from emulator.sim.connection import Connections
+from emulator.sim.driver import Driver
+from emulator.sim.gloo import ring
+from emulator.sim.rank import Costs, Rank
+from emulator.sim.sending import Handshake, Plain
+from emulator.sim.workload import Workload
+from emulator.topology import Topology
+from frogtorch.collectives import ALL_REDUCE
+from frogtorch.effects import Buffer, Collective, Group, Region
+
+GLOO_WORKERS = 2
+"""Collectives that PyTorch's Gloo group has under way at a time; more wait their turn."""
+
+
+class World:
+    """Ranks, rank i on ``hosts[i]``, that exchange gradients by `arm`; virtual time begins at 0.
+
+    `factors` says of hosts how much longer than the workload's seconds they compute (2: twice as long). Raises
+    ValueError for an unknown arm, a factor that is not above 0 or of no host here, and a topology that the simulator
+    cannot do.
+    """
+
+    def __init__(self, topology: Topology, hosts: Sequence[str], arm: str, itemsize: int, costs: Costs, cold: bool,
+                 factors: Mapping[str, float]) -> None:
+        self._algorithm = _algorithm(arm)
+        for host, factor in factors.items():
+            if host not in hosts or not factor > 0:
+                raise ValueError(f"a factor of computing is above 0 and of a host that takes part ({', '.join(hosts)}),"
+                                 f" not {factor} of {host!r}")
+        self.env = Environment()
+        self.arm = arm
+        self.size = len(hosts)
+        self.connections = Connections(self.env, topology, hosts, cold)
+        self.ranks: list[Rank] = []
+        self.ranks += (Rank(self.connections, rank, self.size, self.ranks) for rank in range(self.size))
+        self._factors = [factors.get(host, 1.0) for host in hosts]
+        self._itemsize = itemsize
+        self._costs = costs
+        self._sending = Handshake(self.env) if arm == "gloo" else Plain(self.env)
+        self._rounds = [0] * self.size
+
+    def step(self, rank: int, workload: Workload, drivers: list[Driver]) -> Generator[Event, Any, float]:
+        """One rank's DDP training step, a SimPy process; `drivers` gets its collectives'. Returns when it ended.
+
+        Every bucket's all-reduce starts when it is ready; they are in flight together, on the same connections. The
+        optimiser runs when backward and all of them are done. Raises ValueError for a bucket that is no number of
+        elements.
+        """
+        env, slow = self.env, self._factors[rank]
+        workers = Resource(env, GLOO_WORKERS if self.arm == "gloo" else max(1, len(workload.buckets)))
+        if workload.forward:
+            yield env.timeout(workload.forward * slow)
+        backward = env.timeout(workload.backward * slow)
+        exchanges = []
+        for bucket in workload.buckets:
+            if bucket.nbytes % self._itemsize:
+                raise ValueError(f"{bucket.nbytes} bytes are no number of elements of {self._itemsize} bytes")
+            driver = Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs)
+            self._rounds[rank] += 1
+            drivers.append(driver)
+            tensor = Buffer(bucket.nbytes // self._itemsize, self._itemsize)[:]
+            collective = self._algorithm(Group(rank, self.size), tensor, "sum")
+            exchanges.append(env.process(_exchange(env, driver, collective, bucket.ready * slow, workers)))
+        yield env.all_of([backward, *exchanges])
+        if workload.optimiser:
+            yield env.timeout(workload.optimiser * slow)
+        return float(env.now)
+
+    def run(self, steps: Iterable[Generator[Event, Any, Any]]) -> list[Any]:
+        """Run one process for each rank to its end; returns what they return.
+
+        Raises RuntimeError if some rank waits for what never comes.
+        """
+        processes: list[Process] = [self.env.process(step) for step in steps]
+        done = self.env.all_of(processes)
+        while not done.triggered and self.env.peek() < float("inf"):
+            self.env.step()
+        for process in processes:
+            if process.triggered and not process.ok:
+                error: BaseException = process.value
+                raise error
+        if waiting := [rank for rank, process in enumerate(processes) if process.is_alive]:
+            raise RuntimeError(f"{self.arm}: ranks {waiting} of {self.size} wait for ever")
+        return [process.value for process in processes]
+
+
+def _algorithm(arm: str) -> Callable[[Group, Region, str], Collective]:
+    if arm == "gloo":
+        return ring
+    if arm not in ALL_REDUCE:
+        raise ValueError(f"no arm {arm!r} in the simulator; it knows gloo, {', '.join(ALL_REDUCE)}")
+    return ALL_REDUCE[arm]
+
+
+def _exchange(env: Environment, driver: Driver, collective: Collective, ready: float,
+              workers: Resource) -> Generator[Event, Any, None]:
+    if ready:
+        yield env.timeout(ready)
+    with workers.request() as worker:
+        yield worker
+        yield from driver.run(collective)
