@@ -62,7 +62,7 @@ def slope(topology: Topology, hosts: Sequence[str]) -> float | None:
     shares = np.zeros((1, columns))
     shares[0, :size] = 1
     found = linprog(goal, matrix, np.zeros(row), shares, np.ones(1), method="highs")
-    if not found.success:
+    if found.fun is None:
         raise RuntimeError(f"the limit of {topology.name} for W = {size} was not found: {found.message}")
     return float(found.fun) / unit
 
