@@ -177,11 +177,12 @@ class _Flow:
         self.received = 0
         self.first: tuple[float, int] | None = None
         self.goodput: float | None = None
-        with network.namespaces[path.target].inside():
-            listener = socket.create_server((network.addresses[path.target], 0))
-        with listener:
-            with network.namespaces[path.source].inside():
-                self.sender = socket.create_connection(listener.getsockname(), timeout=_PATIENCE)
+        with network.namespaces[path.target].socket(socket.SOCK_STREAM) as listener:
+            listener.bind((network.addresses[path.target], 0))
+            listener.listen()
+            self.sender = network.namespaces[path.source].socket(socket.SOCK_STREAM)
+            self.sender.settimeout(_PATIENCE)
+            self.sender.connect(listener.getsockname())
             self.receiver, _ = listener.accept()
         # A buffer that starts small would be empty by the time this process comes to fill it.
         self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)

@@ -6,11 +6,14 @@ import ctypes
 import errno
 import fcntl
 import os
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path as File
+from typing import IO, Protocol
 
 CLONE_NEWNET = 0x40000000
 NAMED = File("/run/netns")
@@ -45,13 +48,13 @@ def _away() -> Iterator[None]:
 
 
 @contextmanager
-def scratch() -> Iterator[None]:
+def scratch() -> Iterator[Namespace]:
     """Be in a network namespace that nobody else has, and that is gone afterwards: the place to try things."""
     with _away():
         if _libc.unshare(CLONE_NEWNET):
             code = ctypes.get_errno()
             raise OSError(code, f"unshare: {os.strerror(code)}")
-        yield
+        yield _Here()
 
 
 def run(command: Sequence[str], text: str = "", lock: int | None = None) -> str:
@@ -70,8 +73,34 @@ def run(command: Sequence[str], text: str = "", lock: int | None = None) -> str:
     return done.stdout
 
 
+class Program(Protocol):
+    """A program on a host, joined by pipes outside the shaped links; :class:`subprocess.Popen` is one."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """What the program reads."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it writes."""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative if a signal ended it; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit code. Raises subprocess.TimeoutExpired."""
+
+    def kill(self) -> None:
+        """End it at once; nothing happens if it has ended."""
+
+
 class Namespace:
-    """A named network namespace (``ip netns``).
+    """A named network namespace (``ip netns``), and what links need of one: :meth:`run`, :meth:`socket`, :meth:`start`.
+
+    Hosts that are not a namespace of this process's to enter, as a container, offer these three as well: so links
+    should ask for no more.
 
     `gate` is a file that exists while the namespace may be changed. Every command holds a shared lock on it until it
     ends, also when its starter was killed: who takes the exclusive lock knows that nothing is being made any more.
@@ -112,6 +141,22 @@ class Namespace:
         with self.inside(), shared(self.gate) as lock:
             return run(command, text, lock)
 
+    def socket(self, kind: socket.SocketKind) -> socket.socket:
+        """A new IPv4 socket; it stays in the namespace, whoever binds, connects or uses it."""
+        with self.inside():
+            return socket.socket(socket.AF_INET, kind)
+
+    def start(self, module: str, *arguments: str, errors: IO[bytes] | int | None = None) -> Program:
+        """Start a module of the standard library's needs alone (``emulator.links.delayd``), joined by pipes.
+
+        It is told the process number of its parent (os.getppid) before its other `arguments`. It starts in some 20 ms:
+        no site-packages, no environment. `errors` takes its standard error.
+        """
+        script = File(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+        with self.inside():
+            return subprocess.Popen([sys.executable, "-I", "-S", str(script), str(os.getpid()), *arguments],
+                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+
     def ip(self, batch: Sequence[str]) -> None:
         """Do the lines of `batch` with one ``ip -batch``."""
         self.run(["ip", "-batch", "-"], "\n".join(batch) + "\n")
@@ -129,6 +174,18 @@ class Namespace:
                     File("/proc/sys", *key.split(".")).write_text(value)
                 except OSError as error:
                     raise LinkError(f"{self.name}: cannot set {key}={value}: {error.strerror}") from error
+
+
+class _Here(Namespace):
+    """The one that the calling thread is in."""
+
+    def __init__(self) -> None:
+        super().__init__("a trial", File(os.devnull))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Be where one is."""
+        yield
 
 
 @contextmanager

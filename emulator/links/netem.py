@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path as File
 
-from emulator.links.namespace import LinkError, Namespace, run, scratch
+from emulator.links.namespace import LinkError, Namespace, scratch
 from emulator.topology import Path, Topology
 
 FLOOR = 50e-6
@@ -24,13 +25,13 @@ _WIDE_OPEN = 12.5e9        # bytes per second of classes that only sort
 Pair = tuple[str, str]
 
 
-def why_not() -> str | None:
-    """Try it, in a namespace of its own: None if this machine can, else the reason."""
+def why_not(place: Namespace | None = None) -> str | None:
+    """Try it in `place`, or in a namespace of its own: None if this machine can, else the reason."""
     try:
-        with scratch():
-            run(["ip", "link", "add", _IFB, "type", "ifb"])
-            trial = Path("a", "b", rate=None, delay=2e-3, jitter=1e-3, loss=0.01)
-            run(["tc", "-batch", "-"], "\n".join(tree({"10.0.0.1": trial}, "lo")) + "\n")
+        with scratch() if place is None else nullcontext(place) as trial:
+            trial.ip([f"link add {_IFB} type ifb"])
+            path = Path("a", "b", rate=None, delay=2e-3, jitter=1e-3, loss=0.01)
+            trial.tc(tree({"10.0.0.1": path}, "lo"))
     except (LinkError, OSError) as error:
         return str(error)
     return None

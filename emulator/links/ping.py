@@ -38,8 +38,7 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
     try:
         with undisturbed(), selectors.DefaultSelector() as selector:
             for host in hosts:
-                with namespaces[host].inside():
-                    socks[host] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                socks[host] = namespaces[host].socket(socket.SOCK_DGRAM)
                 socks[host].bind((addresses[host], PORT))
                 socks[host].setblocking(False)
                 selector.register(socks[host], selectors.EVENT_READ, host)
