@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path as File
 from statistics import median
 from types import TracebackType
@@ -17,8 +21,8 @@ from types import TracebackType
 from emulator.ethernet import BURST_SECONDS
 from emulator.hosts import ledger
 from emulator.hosts.ledger import Ledger
-from emulator.links import calibration, engines, shaping
-from emulator.links.namespace import LinkError, Namespace, run, shared
+from emulator.links import calibration, engines, fidelity, shaping
+from emulator.links.namespace import ROOT, LinkError, Namespace, Program, run, shared
 from emulator.topology import Topology, TopologyError
 
 DEVICE = "eth0"
@@ -38,6 +42,7 @@ class Network:
     """
 
     device = DEVICE
+    python = sys.executable
 
     def __init__(self, topology: Topology, run: str, engine: str = "auto", speedup: float = 1.0) -> None:
         if not speedup > 0:
@@ -104,6 +109,27 @@ class Network:
     def enter(self, host: str) -> None:
         """Move the calling process, which has one thread, into the host. Raises LinkError if the network is not up."""
         self.namespaces[self.topology.host(host).name].enter()
+
+    def entrance(self, host: str) -> Callable[[], None]:
+        """What does :meth:`enter` in another process."""
+        return self.namespaces[self.topology.host(host).name].enter
+
+    def spawn(self, host: str, command: Sequence[str]) -> Program:
+        """Start a program on the host, joined by pipes; it is killed when the network goes down."""
+        search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with self.namespaces[self.topology.host(host).name].inside():
+            return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": search}, stdin=subprocess.PIPE,
+                                    stdout=subprocess.PIPE)
+
+    @contextmanager
+    def rendezvous(self) -> Iterator[str]:
+        """A file, not yet there, that programs on all hosts may make and share."""
+        with tempfile.TemporaryDirectory() as room:
+            yield f"{room}/rendezvous"
+
+    def probe(self, progress: fidelity.Progress | None = None) -> list[fidelity.PathFidelity]:
+        """Measure every directed path: see :func:`emulator.links.fidelity.probe`."""
+        return fidelity.probe(self, progress)
 
     def check(self) -> None:
         """Raise LinkError, naming the host, if the links no longer do what they should.
