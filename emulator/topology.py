@@ -33,6 +33,28 @@ loss      share of the packets lost; 0 %
 queue     bytes that may wait for the rate; chosen by the link engine
 window    bytes that one TCP connection may have in flight; ``unlimited``
 ========  ========================================================================================================
+
+A network may **change**, at seconds counted from the common start of a training::
+
+    timeline:
+      changes:                              # each sets, from its second on, the fields it names
+        - {at: 20 s, between: [seattle, new-york], rate: 10 %}          # a share of what `paths` says; or 0.07 MB/s
+        - {at: 40 s, between: [seattle, new-york], rate: 100 %, delay: 50 ms, loss: 1 %}
+        - {at: 60 s, from: seattle-ai, to: newyork-1, outage: 5 s}      # every packet is lost, for that long
+        - {at: 70 s, host: seattle-gateway, up: 50 %}                   # its access
+        - {at: 70 s, group: transatlantic, rate: 1 MB/s}
+      traces:                               # recorded in a CSV file (emulator/trace.py), below this file's directory
+        - {file: traces/train.csv, between: [seattle-ai, newyork-1]}
+      drift:                                # each path, field and direction walks by itself (emulator/course.py):
+        - {between: [seattle, new-york], rate: 20 %, delay: 5 %,        # spread, in the long run, of the logarithm
+           every: 10 s, memory: 60 s, until: 600 s, seed: 7}            # then it stays where it is
+      traffic:                              # of others: one TCP connection from host to host each
+        - {from: seattle-gateway, to: newyork-1, start: 10 s, end: 30 s, rate: 0.3 MB/s}
+        - {from: newyork-1, to: seattle-ai, start: 10 s, end: 30 s}     # as much as TCP gets
+
+Fields that change are ``rate``, ``delay``, ``jitter``, ``loss`` and ``outage`` of paths, ``up`` and ``down`` of a
+host, ``rate`` of a group; percentages are shares of the value at second 0, but a loss's. What is unlimited stays so.
+At one second changes come after traces, and drift multiplies what they make.
 """
 
 from __future__ import annotations
@@ -50,7 +72,9 @@ import networkx
 
 from emulator.document import Document, DocumentError, suggest
 from emulator.timeline import STILL, Change, Timeline
+from emulator.timeline_reader import TimelineReader
 from emulator.topology_file import UNLIMITED, Limits, Matcher, TopologyFile
+from emulator.trace import Trace
 from emulator.units import format_loss, format_rate, format_size, format_time
 
 
@@ -115,6 +139,8 @@ class Topology:
     """The file's text, as it was read."""
     timeline: Timeline = STILL
     """What it becomes later; hosts, paths and groups are as they are at second 0."""
+    traces: tuple[Trace, ...] = ()
+    """The files that the timeline was read from, besides the topology's own."""
 
     @cached_property
     def graph(self) -> networkx.DiGraph[str]:
@@ -128,8 +154,11 @@ class Topology:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the text, in hex."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        """SHA-256, in hex: of the text, or of the text and the SHA-256 (32 bytes) of each of the traces."""
+        digest = hashlib.sha256(self.text.encode())
+        for trace in self.traces:
+            digest.update(hashlib.sha256(trace.text.encode()).digest())
+        return digest.hexdigest()
 
     def host(self, name: str) -> Host:
         """Return the host of that name; raises TopologyError if there is none."""
@@ -275,8 +304,10 @@ class _Reader:
         self.hosts = self._hosts()
 
     def topology(self) -> Topology:
-        return Topology(self.content.name, str(self.document.file), self.hosts, self._paths(), self._groups(),
-                        self.content.congestion, self.document.text)
+        paths, groups = self._paths(), self._groups()
+        later = TimelineReader(self.document, self.hosts, paths, groups, self._pairs)
+        return Topology(self.content.name, str(self.document.file), later.hosts, later.paths, later.groups,
+                        self.content.congestion, self.document.text, later.timeline, later.traces)
 
     def _hosts(self) -> tuple[Host, ...]:
         sites, hosts = self.content.sites, self.content.hosts

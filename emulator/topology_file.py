@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from emulator.document import Name, Section
 from emulator.ethernet import FRAME, SEGMENT
-from emulator.units import parse_loss, parse_rate, parse_size, parse_time
+from emulator.units import parse_loss, parse_rate, parse_share, parse_size, parse_time
 
 # The largest window TCP can announce: 65535 bytes scaled by 2**14 (RFC 7323, section 2.2).
 LARGEST_WINDOW = 65535 << 14
@@ -48,7 +49,35 @@ def _pair(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Share:
+    """A value in a timeline, as a share of what the path, host or group has at second 0."""
+
+    of_own: float
+
+
+def _or_share(parse: Callable[[object], float]) -> BeforeValidator:
+    def read(value: object) -> float | Share:
+        if isinstance(value, str) and value.rstrip().endswith("%"):
+            return Share(parse_share(value))
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or a share of what it has at second 0, such as '10 %'") from None
+
+    return BeforeValidator(read)
+
+
+def _seconds(value: object) -> float:
+    seconds = parse_time(value)
+    if not seconds:
+        raise ValueError(f"{value!r} is not more than 0; write a time above 0 s")
+    return seconds
+
+
 Rate = Annotated[float, BeforeValidator(parse_rate)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Spread = Annotated[float | None, BeforeValidator(parse_share)]
 
 
 class Access(Section):
@@ -96,6 +125,65 @@ class GroupEntry(Section):
     paths: Annotated[tuple[Matcher, ...], Field(min_length=1)]
 
 
+class Subject(Matcher):
+    """What a timeline speaks of: paths; or one host's access; or one group."""
+
+    host: str | None = None
+    group: str | None = None
+
+
+class ChangeEntry(Subject):
+    """What is set at one second, and stays until something else is; `outage` alone ends by itself, after its time."""
+
+    at: Annotated[float, BeforeValidator(parse_time)]
+    rate: Annotated[float | Share | None, _or_share(parse_rate)] = None
+    delay: Annotated[float | Share | None, _or_share(parse_time)] = None
+    jitter: Annotated[float | Share | None, _or_share(parse_time)] = None
+    loss: Annotated[float | None, BeforeValidator(parse_loss)] = None
+    outage: Seconds | None = None
+    up: Annotated[float | Share | None, _or_share(parse_rate)] = None
+    down: Annotated[float | Share | None, _or_share(parse_rate)] = None
+
+
+class TraceEntry(Matcher):
+    """A CSV file, whose rows are set on the paths that are meant."""
+
+    file: str
+
+
+class DriftEntry(Subject):
+    """A random walk, and its spread in each field that walks."""
+
+    every: Seconds
+    memory: Seconds
+    until: Seconds
+    seed: Annotated[int, Field(strict=True)]
+    rate: Spread = None
+    delay: Spread = None
+    loss: Spread = None
+    up: Spread = None
+    down: Spread = None
+
+
+class TrafficEntry(Section):
+    """A TCP connection between two hosts."""
+
+    source: Annotated[str, Field(alias="from")]
+    target: Annotated[str, Field(alias="to")]
+    start: Annotated[float, BeforeValidator(parse_time)]
+    end: Seconds
+    rate: Rate | None = None
+
+
+class TimelineEntry(Section):
+    """Everything that happens to the network."""
+
+    changes: tuple[ChangeEntry, ...] = ()
+    traces: tuple[TraceEntry, ...] = ()
+    drift: tuple[DriftEntry, ...] = ()
+    traffic: tuple[TrafficEntry, ...] = ()
+
+
 class TopologyFile(Section):
     """The whole file."""
 
@@ -106,3 +194,4 @@ class TopologyFile(Section):
     defaults: Limits = Limits()
     paths: tuple[Rule, ...] = ()
     groups: Annotated[dict[Name, GroupEntry], Field(default_factory=dict)]
+    timeline: TimelineEntry = TimelineEntry()

@@ -56,6 +56,11 @@ def parse_loss(text: object) -> float:
     return float(loss)
 
 
+def parse_share(text: object) -> float:
+    """Fraction of a percentage such as ``10 %`` or ``150 %``; more than 0."""
+    return float(_positive(_parse(text, "share", {"%": Decimal("0.01")}, "10 %"), text, "share"))
+
+
 def format_rate(rate: float) -> str:
     """Show bytes per second to four digits: 700000 as ``0.7 MB/s``, so that slow and fast paths share a unit."""
     return _format(rate, RATES, {"B/s": 0, "kB/s": 1000, "MB/s": 100_000, "GB/s": 10**9})
