@@ -107,8 +107,11 @@ def line(measurements: Iterable[Measurement], sizes: Iterable[int], seed: int = 
 
 
 def ratio(numerator: Iterable[Measurement], denominator: Iterable[Measurement], sizes: Iterable[int],
-          seed: int = 0) -> Estimate:
-    """Return b of one arm over b of another in the same world; both arms' blocks are resampled together."""
+          seed: int = 0, level: float = LEVEL) -> Estimate:
+    """Return b of one arm over b of another in the same world; both arms' blocks are resampled together.
+
+    `level` is what the interval covers.
+    """
     sizes = sorted(set(sizes))
     above = [m for m in numerator if m.nbytes in sizes]
     below = [m for m in denominator if m.nbytes in sizes]
@@ -119,7 +122,7 @@ def ratio(numerator: Iterable[Measurement], denominator: Iterable[Measurement], 
     def quotient(rows: NDArray[np.int64]) -> Floats:
         return _theil_sen(over[rows], sizes) / _theil_sen(under[rows], sizes)
 
-    return Estimate(float(quotient(np.arange(len(blocks)))), _bootstrap(both, quotient, seed), len(both))
+    return Estimate(float(quotient(np.arange(len(blocks)))), _bootstrap(both, quotient, seed, level), len(both))
 
 
 def ratio_of_medians(numerator: Sequence[Sequence[float]], denominator: Sequence[Sequence[float]],
@@ -184,7 +187,7 @@ def _theil_sen(table: Floats, sizes: Sequence[int]) -> Floats:
 
 
 def _bootstrap(measurements: Iterable[Measurement], statistic: Callable[[NDArray[np.int64]], Floats],
-               seed: int) -> tuple[float, float] | None:
+               seed: int, level: float = LEVEL) -> tuple[float, float] | None:
     """Return the percentile interval of `statistic` (of rows of the table) over resampled blocks.
 
     Blocks are resampled within their campaign, so that every resample holds every size. None when a campaign has one
@@ -193,16 +196,16 @@ def _bootstrap(measurements: Iterable[Measurement], statistic: Callable[[NDArray
     campaigns: dict[int, list[int]] = defaultdict(list)
     for (campaign, _), row in _blocks(measurements).items():
         campaigns[campaign].append(row)
-    return _resampled(list(campaigns.values()), statistic, seed)
+    return _resampled(list(campaigns.values()), statistic, seed, level)
 
 
 def _resampled(groups: list[list[int]], statistic: Callable[[NDArray[np.int64]], Floats],
-               seed: int) -> tuple[float, float] | None:
+               seed: int, level: float = LEVEL) -> tuple[float, float] | None:
     """Return the percentile interval of `statistic` over rows resampled within each of `groups`."""
     if min(map(len, groups)) < 2:
         return None
     result = stats.bootstrap(
         groups, lambda *rows, axis: statistic(np.concatenate(rows, axis=axis)), vectorized=True,
-        paired=False, n_resamples=RESAMPLES, batch=200, confidence_level=LEVEL, method="percentile",
+        paired=False, n_resamples=RESAMPLES, batch=200, confidence_level=level, method="percentile",
         random_state=np.random.default_rng(seed))
     return float(result.confidence_interval.low), float(result.confidence_interval.high)

@@ -28,6 +28,8 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
     write_csv(results, directory / "points.csv")
     written = [directory / "points.csv", *figures.draw(results, directory)]
     parts: list[RenderableType] = [header(results)]
+    if results.verdict:
+        parts.append(tables.verdict(results))
     if results.scenario.all_reduce:
         parts += [*tables.points(results), tables.intercepts(results), tables.slopes(results)]
     if results.ratios:

@@ -14,6 +14,7 @@ from scenarios.records import Collective, Fidelity, Measurement, Outcome, R, Rec
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.scenario import load as load_scenario
 from scenarios.theory import Theory, ratio, theory
+from scenarios.verdict import Verdict, verdict
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Results:
     rows: tuple[Row, ...]
     fits: tuple[ArmFit, ...]
     ratios: tuple[Ratio, ...]
+    verdict: Verdict | None
     errors: tuple[Errors, ...]
     outcomes: tuple[Outcome, ...]
     collectives: tuple[Collective, ...]
@@ -67,7 +69,8 @@ class Results:
         fits = _fits(scenario, rows) if scenario.all_reduce else []
         return cls(
             directory, scenario, _environment(directory), _optional(directory / "fidelity.jsonl", Fidelity),
-            tuple(rows), tuple(fits), tuple(_ratios(scenario, rows, fits)), tuple(errors(rows)),
+            tuple(rows), tuple(fits), tuple(_ratios(scenario, rows, fits)),
+            _verdict(scenario, rows), tuple(errors(rows)),
             _optional(directory / "outcomes.jsonl", Outcome),
             tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
                   for line in load(file, Collective)))
@@ -113,6 +116,14 @@ def _ratios(scenario: Scenario, rows: list[Row], fits: list[ArmFit]) -> list[Rat
             predicted = {basis: ring.predicted_b[basis] / shard.predicted_b[basis] for basis in BASES}
             found.append(Ratio(world_size, measured, predicted, ratio(scenario.topology, hosts)))
     return found
+
+
+def _verdict(scenario: Scenario, rows: list[Row]) -> Verdict | None:
+    if scenario.rule is None or scenario.all_reduce is None:
+        return None
+    times = {world: (_measurements(_of(rows, world, "gloo")), _measurements(_of(rows, world, "shard")))
+             for world in scenario.rule.worlds}
+    return verdict(scenario.rule, times, scenario.all_reduce.slope)
 
 
 def _of(rows: list[Row], world_size: int, arm: str) -> list[Row]:

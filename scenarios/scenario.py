@@ -33,6 +33,11 @@ A scenario is a page of YAML::
       - {arm: shard, over: theory, world: 4, at_most: 1.05}           # b ÷ what bytes alone say of it
       - {arm: gloo, over: shard, world: 4, size: 4.2 MB, at_least: 2.8}      # ÷ another arm's time at the same point
 
+    verdict:                                        # what is asked of b_gloo ÷ b_shard, before the run; may be left out
+      worlds: [3, 4, 6]                             # not 2, where W − 1 and 1 are the same
+      blocks: 10                                    # repetitions that it needs at the least
+      within: 10 %                                  # of W − 1, or of 1 (scenarios/verdict.py)
+
 Sizes below 1 MiB always run at life size, whatever the speed-up: they measure latency, which scheduling jitter would
 hide. A host may appear in a world as often as it has slots. Imports no torch.
 """
@@ -51,7 +56,7 @@ from pydantic import BeforeValidator, Field
 from emulator.document import Document, DocumentError, Name, Section, suggest
 from emulator.topology import Topology
 from emulator.topology import load as load_topology
-from emulator.units import format_size, parse_size, parse_time
+from emulator.units import format_size, parse_share, parse_size, parse_time
 from frogtorch.collectives import ALL_REDUCE
 
 ARMS = ("gloo", *ALL_REDUCE)
@@ -125,6 +130,16 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """How the run is asked whether b_gloo / b_shard follows the structure (:mod:`scenarios.verdict`)."""
+
+    worlds: tuple[int, ...]
+    blocks: int
+    within: float
+    """A share of what the ratio is held against."""
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What is predicted and measured; ``worlds[W][i]`` is the host of rank i."""
 
@@ -144,6 +159,7 @@ class Scenario:
     scaling: Scaling | None
     training: Training | None
     bars: tuple[Bar, ...]
+    rule: Rule | None
 
     @cached_property
     def network(self) -> Topology:
@@ -201,6 +217,12 @@ class _Bar(Section):
     at_most: Annotated[float, Field(strict=True, gt=0)] | None = None
 
 
+class _Rule(Section):
+    worlds: Annotated[tuple[Annotated[int, Field(strict=True, ge=3)], ...], Field(min_length=1)]
+    blocks: Annotated[int, Field(strict=True, ge=6)] = 10
+    within: Annotated[float, BeforeValidator(parse_share), Field(gt=0, lt=0.5)] = 0.1
+
+
 class _ScenarioFile(Section):
     name: Name
     topology: str
@@ -213,6 +235,7 @@ class _ScenarioFile(Section):
     scaling: _Scaling | None = None
     training: _Training | None = None
     bars: tuple[_Bar, ...] = ()
+    verdict: _Rule | None = None
 
 
 def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
@@ -244,7 +267,8 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         _all_reduce(document, content.all_reduce) if content.all_reduce else None,
         _scaling(document, content, content.scaling, speedups) if content.scaling else None,
         _training(document, content.training) if content.training else None,
-        tuple(_bar(document, content, index, bar) for index, bar in enumerate(content.bars)))
+        tuple(_bar(document, content, index, bar) for index, bar in enumerate(content.bars)),
+        _rule(document, content, content.verdict) if content.verdict else None)
 
 
 def _check_world(document: Document[_ScenarioFile], topology: Topology, size: int, world: tuple[str, ...]) -> None:
@@ -341,3 +365,16 @@ def _bar(document: Document[_ScenarioFile], content: _ScenarioFile, index: int, 
     if (bar.at_least, bar.at_most) == (None, None) or at_least > at_most:
         raise refuse("arm", "this bar has no room, or no end; write at_least, at_most, or both in this order")
     return Bar(bar.arm, bar.over, bar.world, bar.size, at_least, at_most)
+
+
+def _rule(document: Document[_ScenarioFile], content: _ScenarioFile, rule: _Rule) -> Rule:
+    if content.all_reduce is None or not {"gloo", "shard"}.issubset(content.arms):
+        raise document.error("verdict", message="the verdict is about b of gloo and shard; run all_reduce with both")
+    for index, world in enumerate(rule.worlds):
+        if world not in content.worlds:
+            raise document.error("verdict", "worlds", index, message=f"verdict: there is no world {world}; name "
+                                                                     f"some of {', '.join(map(str, content.worlds))}")
+    if rule.blocks > content.repetitions:
+        raise document.error("verdict", "blocks", message=f"verdict: {rule.blocks} blocks are asked for, and there are "
+                                                          f"{content.repetitions} repetitions; make those more")
+    return Rule(rule.worlds, rule.blocks, rule.within)

@@ -13,11 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from emulator.units import format_size
+from scenarios import original
 from scenarios.bars import Check
 from scenarios.compare import BLIND, CLOSED_FORM, Row
 from scenarios.fit import Estimate, median
 from scenarios.records import Collective, Outcome
 from scenarios.results import Results
+from scenarios.theory import Limit
+from scenarios.verdict import NEITHER, UNDECIDED
 
 MEGA = 1e6
 FP32 = 4
@@ -90,6 +93,47 @@ def ratios(results: Results) -> Group:
                       _relative(r.measured.value, r.theory) if r.theory else NONE,
                       bounds[r.world_size, "gloo"], bounds[r.world_size, "shard"])
     return _titled("b_gloo / b_shard; theory: W−1 where the limit is per path, 1 where it is at equal accesses", table)
+
+
+def verdict(results: Results) -> Group:
+    """What the scenario's rule makes of the ratios, and what of it is this network's own doing."""
+    found, rule = results.verdict, results.scenario.rule
+    assert found is not None
+    assert rule is not None
+    table = _table("W", "b_gloo / b_shard", "simultaneous 95 % interval", "W − 1", "share of the difference in b")
+    for world, ratio in found.ratios.items():
+        phi = found.phi[world]
+        table.add_row(str(world), f"{ratio.value:.3f}", _interval(ratio, 1, "{:.3f}".format), str(world - 1),
+                      NONE if phi is None else f"{phi:.3f}")
+    follows = {NEITHER: "follows neither W − 1 nor 1", UNDECIDED: "is undecided"}.get(
+        found.follows, f"follows {found.follows}")
+    where = "there is no difference to place" if found.where == "neither" else f"the difference is in {found.where}"
+    text = Text(f"b_gloo / b_shard {follows} ({found.reason}); {where}.", style="bold")
+    limits = {f.theory.limit if f.theory else None for f in results.fits if f.world_size in rule.worlds}
+    text.append("\n" + _conditional(limits), style="not bold")
+    if original.WORLD in results.scenario.worlds:
+        for admitted in original.admitted(results.scenario.topology, results.scenario.worlds[original.WORLD]):
+            text.append(f"\nA step of {admitted.arm} takes {admitted.least:.1f} s or more on this network, so of the "
+                        f"founding medians it can have {_seconds(admitted.possible)}, and not "
+                        f"{_seconds(admitted.impossible)}.", style="not bold")
+    return Group(Text("Verdict", style="bold"), text, Text(), table)
+
+
+def _conditional(limits: set[Limit | None]) -> str:
+    """Say on what kind of network the verdict depends."""
+    if limits in ({"path"}, {"window"}):
+        where = "on each path" if limits == {"path"} else "on each connection's window"
+        return (f"On this network the limit is {where}, and that gives W − 1 by construction: the verdict holds for "
+                "networks of this class, and says nothing of others.")
+    if limits == {"access"}:
+        return ("On this network the limit is each host's access, and that gives 1 by construction: the verdict holds "
+                "for networks of this class, and says nothing of others.")
+    return ("On this network theory has no one limit for both arms: the verdict holds for it, and says nothing of "
+            "networks limited in one way.")
+
+
+def _seconds(medians: Sequence[float]) -> str:
+    return f"{', '.join(f'{median:g}' for median in medians)} s" if medians else "none"
 
 
 def scaling(results: Results) -> Group:
