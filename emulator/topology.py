@@ -61,6 +61,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -207,16 +208,22 @@ class Topology:
         What may differ from second to second: rate, delay, jitter and loss of a path, up and down of a host, rate of
         a group.
         """
+        return self._states[bisect_right(self.timeline.moments, second)]
+
+    @cached_property
+    def _states(self) -> tuple[Topology, ...]:
+        """At second 0, and from each moment of the timeline on."""
         hosts = {host.name: host for host in self.hosts}
         paths = {(path.source, path.target): path for path in self.paths}
         groups = {group.name: group for group in self.groups}
+        states = [dataclasses.replace(self, timeline=STILL)]
         for change in self.timeline.changes:
-            if change.second <= second:
-                hosts.update((host.name, host) for host in change.hosts)
-                paths.update(((path.source, path.target), path) for path in change.paths)
-                groups.update((group.name, group) for group in change.groups)
-        return dataclasses.replace(self, hosts=tuple(hosts.values()), paths=tuple(paths.values()),
-                                   groups=tuple(groups.values()), timeline=STILL)
+            hosts.update((host.name, host) for host in change.hosts)
+            paths.update(((path.source, path.target), path) for path in change.paths)
+            groups.update((group.name, group) for group in change.groups)
+            states.append(dataclasses.replace(states[0], hosts=tuple(hosts.values()), paths=tuple(paths.values()),
+                                              groups=tuple(groups.values())))
+        return tuple(states)
 
 
 T = TypeVar("T", Topology, Change)
