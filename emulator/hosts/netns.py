@@ -38,7 +38,7 @@ class Network:
     """The hosts and paths of `topology`, for real, as a context manager.
 
     It runs ``topology.faster(speedup)``: rates times `speedup`, delays divided by it. `engine` is what holds packets
-    for the delay: ``netem``, ``nfqueue``, or ``auto``, the best that this machine has.
+    for the delay: ``netem``, ``nfqueue``, ``tun``, or ``auto``, the best that this machine has.
     """
 
     device = DEVICE
@@ -48,7 +48,8 @@ class Network:
         if not speedup > 0:
             raise ValueError(f"speedup is more than 0, not {speedup}")
         self.topology = topology
-        self.shaped = topology.faster(speedup)
+        """The topology as it is now, at life size."""
+        self.shaped = self._made = topology.faster(speedup)
         """The topology as it is on the wire."""
         self.run = run
         self.speedup = speedup
@@ -61,6 +62,7 @@ class Network:
                            for name, index in self._index.items()}
         self._hub = Namespace(f"ft-{run}-hub", self._ledger.gate)
         self._engine: engines.Engine | None = None
+        self._bias: dict[tuple[str, str], float] = {}
         self._stamp: dict[str, object] = {}
 
     def up(self) -> None:
@@ -77,11 +79,28 @@ class Network:
             self._make_hosts()
             self._shape()
             self._engine = engine(self.namespaces, self.addresses, DEVICE, self._ledger.room)
-            bias = calibration.calibrate(self)
+            self._bias = calibration.calibrate(self)
         except BaseException:
             self.down()
             raise
-        self._stamp = self._describe(bias)
+        self._stamp = self._describe()
+
+    def change(self, topology: Topology) -> None:
+        """Make the links those of `topology`, the same hosts in another state (life size), while packets pass.
+
+        Rates, delays, jitter and loss move in place: no queue is torn down and no packet lost, and the delay engine's
+        calibration stays. Raises TopologyError, before anything is changed, for what cannot (hosts, windows, queues,
+        groups' members, a limit where the topology that was brought up and its timeline have none); LinkError if the
+        kernel refuses.
+        """
+        state = topology.faster(self.speedup)
+        refuse(state, [host.name for host in state.hosts])
+        shaping.refuse_change(self._made, state)
+        for namespace, before, after in zip((*self.namespaces.values(), self._hub), self._rates(self.shaped),
+                                            self._rates(state), strict=True):
+            namespace.tc([line for line in after if line not in before])
+        self.engine.change(state, self._bias)
+        self.topology, self.shaped = topology, state
 
     def down(self) -> None:
         """Take everything away again. Twice is fine; in a process forked from the maker's it does nothing."""
@@ -158,7 +177,9 @@ class Network:
                          f"type veth peer name {_port(index)} netns {hub}")
         with shared(self._ledger.gate) as lock:
             run(["ip", "-batch", "-"], "\n".join(lines) + "\n", lock)
-        quiet = {"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1"}
+        quiet = {"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1",
+                 # What engine tun gives back to its host comes from no device that leads to its sender.
+                 "net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.default.rp_filter": "0"}
         self._hub.sysctl(_existing(quiet))
         self._hub.ip(["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
                      + [f"link set {_port(index)} master br0 up" for index in self._index.values()])
@@ -196,17 +217,29 @@ class Network:
         return lines
 
     def _shape(self) -> None:
-        towards_hosts = []
-        for name, index in self._index.items():
-            self.namespaces[name].tc(shaping.up(self.shaped, name, DEVICE, self.addresses))
-            towards_hosts += shaping.down(self.shaped, name, _port(index), self.addresses)
-        self._hub.tc(towards_hosts)
+        groups = {group.name: f"group{index}" for index, group in enumerate(self.shaped.groups)}
+        self._hub.ip([line for device in groups.values()
+                      for line in (f"link add {device} type ifb", f"link set {device} up")])
+        for namespace, lines in zip((*self.namespaces.values(), self._hub), self._rates(), strict=True):
+            namespace.tc(lines)
+        self._hub.tc(shaping.detours(self.shaped, {name: _port(index) for name, index in self._index.items()}, groups,
+                                     self.addresses))
 
-    def _describe(self, bias: dict[tuple[str, str], float]) -> dict[str, object]:
+    def _rates(self, state: Topology | None = None) -> list[list[str]]:
+        """Lines for ``tc -batch`` in each host and the hub, that make the rates, or change them to those of `state`."""
+        hosts = [shaping.up(self._made, name, DEVICE, self.addresses, state) for name in self._index]
+        hub = [line for name, index in self._index.items()
+               for line in shaping.down(self._made, name, _port(index), self.addresses, state)]
+        hub += [line for index, group in enumerate(self._made.groups)
+                for line in shaping.group(self._made, group.name, f"group{index}", self.addresses, state)]
+        return [*hosts, hub]
+
+    def _describe(self) -> dict[str, object]:
+        bias = self._bias
         return {
             "runtime": "netns",
             "engine": self.engine.name,
-            "scheduling": self.engine.scheduling,
+            **self.engine.stamp,
             # Seconds that each held packet is let go early, and the paths that are too short to be held.
             "bias": round(median(bias.values()), 6) if bias else 0.0,
             "biases": {f"{source} -> {target}": round(seconds, 6) for (source, target), seconds in bias.items()},
@@ -239,15 +272,7 @@ def down(run: str | None = None) -> list[str]:
 def refuse(topology: Topology, hosts: Iterable[str]) -> None:
     """Raise TopologyError if this runtime cannot make those hosts of the topology."""
     chosen = topology.select(hosts)
-    if chosen.groups:
-        group = chosen.groups[0]
-        raise TopologyError(f"{topology.file}:{group.line}: not yet: the netns runtime cannot make group "
-                            f"{group.name!r} (paths that share one bottleneck); remove the group, or predict only")
-    for path in chosen.paths:
-        if path.window is not None and shaping.window_clamp(path.window) is None:
-            raise TopologyError(f"{topology.file}:{path.line}: the netns runtime cannot make a window of {path.window} "
-                                f"bytes ({path.source} -> {path.target}): TCP's window field and its scale allow "
-                                "64 KiB, 128 KiB, 256 KiB and so on, doubling; choose one of these")
+    shaping.refuse(chosen)
     if len(chosen.hosts) > _MOST_HOSTS:
         raise TopologyError(f"{topology.file}:{chosen.hosts[_MOST_HOSTS].line}: the netns runtime makes at most "
                             f"{_MOST_HOSTS} hosts, and here are {len(chosen.hosts)}")
@@ -261,7 +286,7 @@ def preflight(topology: Topology, engine: str = "auto") -> engines.MakesEngine:
     refuse(topology, [host.name for host in topology.hosts])
     _require_tools()
     _require_congestion(topology.congestion)
-    return engines.choose(engine, topology)
+    return engines.choose(engine)
 
 
 def _require_tools() -> None:

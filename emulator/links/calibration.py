@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from statistics import median
@@ -53,34 +54,35 @@ def calibrate(network: Calibrated) -> dict[Pair, float]:
     Returns the seconds taken off each path's delay. A round trip has as much too much as its two ways together, half of
     which is taken off each. First for all ways in common, as they have one engine on one machine; then for each pair
     what is left: a long hold wakes up later than a short one. Pairs are asked in both directions, as the fidelity probe
-    does: a machine that is asked half as often sleeps more deeply. A path that the engine leaves alone stays so.
+    does: a machine that is asked half as often sleeps more deeply. A path that the engine leaves alone stays so. Jitter
+    and loss come at the end: what is measured until then is not chance.
     """
     topology, engine = network.shaped, network.engine
+    steady = dataclasses.replace(topology, paths=tuple(dataclasses.replace(path, jitter=0, loss=0)
+                                                       for path in topology.paths))
     delays = {(path.source, path.target): path.delay for path in topology.paths}
-    engine.up(topology)
+    engine.up(steady)
     names = [host.name for host in topology.hosts]
     expected = {(source, target): delays[source, target] + delays[target, source]
                 for source, target in itertools.permutations(names, 2)
                 if {(source, target), (target, source)} <= engine.held}
     bias = dict.fromkeys(engine.held, 0.0)
-    if not expected:
-        return bias
 
     def too_much(count: int) -> dict[Pair, float]:
-        engine.hold({way: delays[way] - bias[way] for way in engine.held})
+        engine.change(steady, bias)
         measured = round_trips(network.namespaces, network.addresses, expected, count)
         return {pair: (measured[pair] - expected[pair]) / 2 for pair in expected}
 
-    for _ in range(_PASSES):
+    for _ in range(_PASSES if expected else 0):
         common = median(too_much(max(9, _ECHOES // len(expected))).values())
         bias = {way: seconds + common for way, seconds in bias.items()}
         if abs(common) <= _SETTLED:
             break
-    for _ in range(_PASSES):
+    for _ in range(_PASSES if expected else 0):
         own = too_much(_OWN_ECHOES)
         for source, target in expected:
             bias[source, target] += (own[source, target] + own[target, source]) / 2
         if max(map(abs, own.values())) <= _OWN_SETTLED:
             break
-    engine.hold({way: delays[way] - bias[way] for way in engine.held})
+    engine.change(topology, bias)
     return bias

@@ -1,29 +1,30 @@
-"""Delay, jitter and loss by netfilter queues, for kernels without netem: packets wait in the kernel, only their ids
-pass through a process (:mod:`~emulator.links.queues`).
+"""Delay, jitter and loss by netfilter queues, for kernels without netem.
+
+Packets wait in the kernel, only their ids pass through a process (:mod:`~emulator.links.queues`).
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
-from pathlib import Path as File
+from contextlib import nullcontext
 
-from emulator.links.namespace import LinkError, Namespace, run, scratch
+from emulator.links.namespace import LinkError, Namespace, scratch
 from emulator.links.userspace import Daemon, Pair, UserSpace
 
 _FIRST_QUEUE = 100
 
 
-def why_not() -> str | None:
-    """Try it, in a namespace of its own: None if this machine can, else the reason."""
-    if shutil.which("iptables-restore") is None:
+def why_not(place: Namespace | None = None) -> str | None:
+    """Try it in `place`, or in a namespace of its own: None if this machine can, else the reason."""
+    if place is None and shutil.which("iptables-restore") is None:
         return "the program iptables-restore is missing (apt install iptables)"
     try:
-        with scratch():
-            daemon = Daemon(Nfqueue.name, "a trial", None)
+        with scratch() if place is None else nullcontext(place) as trial:
+            daemon = Daemon(trial, Nfqueue.name, "a trial", None)
             try:
                 daemon.configure({str(_FIRST_QUEUE): (0.001, 0, 0, 0)})
-                run(["iptables-restore", "--noflush"], _rules({"10.0.0.1": str(_FIRST_QUEUE)}, "eth0"))
+                trial.run(["iptables-restore", "--noflush"], _rules({"10.0.0.1": str(_FIRST_QUEUE)}, "eth0"))
             finally:
                 daemon.end()
     except (LinkError, OSError) as error:
@@ -44,9 +45,9 @@ class Nfqueue(UserSpace):
         queues = {self._addresses[pair[0]]: self._key(pair) for pair in pairs}
         namespace.run(["iptables-restore", "--noflush"], _rules(queues, self._device))
 
-    def _lost(self) -> int:
+    def _lost(self, namespace: Namespace) -> int:
         # Columns: queue, port id, waiting, copy mode, range, dropped (full), dropped (our socket full), id, 1
-        rows = File("/proc/thread-self/net/netfilter/nfnetlink_queue").read_text().splitlines()
+        rows = namespace.run(["cat", "/proc/net/netfilter/nfnetlink_queue"]).splitlines()
         return sum(sum(map(int, row.split()[5:7])) for row in rows)
 
 

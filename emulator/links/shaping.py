@@ -1,25 +1,32 @@
 """Rates and queues: HTB classes, one a path, as text for ``tc -batch``. Pure, but for :func:`why_not`.
 
 At the sender a path is a class chosen by destination. A host's access is the class above them: up on the sender's
-device, down on the hub's device towards the host, where the classes are chosen by source. HTB counts Ethernet frames
-with their 14 bytes of header, also for segments still joined in one large packet (GSO).
+device, down on the hub's device towards the host, where the classes are chosen by source. Paths that share a bottleneck
+are led through a device of their group in the hub. HTB counts Ethernet frames with their 14 bytes of header, also for
+segments still joined in one large packet (GSO).
+
+Everything can be changed in place: with a `state`, a later state of the topology that was made, the functions return
+the lines that lead there. No queue is torn down for it and none is made shorter, so what waits goes on waiting.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from emulator.ethernet import FRAME, burst
 from emulator.links.namespace import LinkError, run, scratch
-from emulator.topology import Path, Topology, round_trip
+from emulator.topology import Path, Topology, TopologyError, round_trip
 
 LARGEST_PACKET = 70_000
 """Bytes that HTB counts for the largest GSO packet: 65,536 of data, and headers for each of its 46 segments."""
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
 meet, a longer one has them lose more at a time, and share less evenly."""
+WIDE_OPEN = 12.5e9
+"""Bytes per second of a class that limits nothing for now."""
+_MOST_GROUPS = 2      # a path's turns in the hub: where it comes in, and where it goes out
 
 
 def queue_size(path: Path, round_trip: float, rate: float) -> int:
@@ -55,20 +62,22 @@ class Leaf:
     queue: int
 
 
-def tree(device: str, access: float | None, leaves: Sequence[Leaf]) -> list[str]:
+def tree(device: str, access: float | None, leaves: Sequence[Leaf], live: bool = False) -> list[str]:
     """Lines for ``tc -batch`` that limit `device` to `access` and each leaf to its rate.
 
     Leaves borrow from the access in turns of equal length, after each had its even part of it: max-min sharing. What
-    matches no leaf (ARP, unlimited paths) passes by untouched. Empty if nothing is limited.
+    matches no leaf (ARP, unlimited paths) passes by untouched. Empty if nothing is limited. `live`: the tree is there,
+    and its rates and queues become these.
     """
     limited = [leaf for leaf in leaves if access is not None or leaf.rate is not None]
     if not limited:
         return []
-    lines = [f"qdisc add dev {device} root handle 1: htb"]
+    verb = "change" if live else "add"
+    lines = [] if live else [f"qdisc add dev {device} root handle 1: htb"]
     parent = "1:"
     if access is not None:
         parent = "1:fff"
-        lines.append(f"class add dev {device} parent 1: classid {parent} " + _limits(access, access))
+        lines.append(f"class {verb} dev {device} parent 1: classid {parent} " + _limits(access, access))
     for number, leaf in enumerate(limited, start=1):
         if access is None:
             assert leaf.rate is not None
@@ -77,10 +86,12 @@ def tree(device: str, access: float | None, leaves: Sequence[Leaf]) -> list[str]
             ceiling = access if leaf.rate is None else min(access, leaf.rate)
             floor = min(ceiling, access / len(limited))
         lines += [
-            f"class add dev {device} parent {parent} classid 1:{number:x} " + _limits(floor, ceiling),
-            f"qdisc add dev {device} parent 1:{number:x} handle {number + 1:x}: bfifo limit {leaf.queue}",
-            f"filter add dev {device} parent 1: protocol ip prio 1 u32 match {leaf.match} flowid 1:{number:x}",
+            f"class {verb} dev {device} parent {parent} classid 1:{number:x} " + _limits(floor, ceiling),
+            f"qdisc {verb} dev {device} parent 1:{number:x} handle {number + 1:x}: bfifo limit {leaf.queue}",
         ]
+        if not live:
+            lines.append(f"filter add dev {device} parent 1: protocol ip prio 1 u32 match {leaf.match} "
+                         f"flowid 1:{number:x}")
     return lines
 
 
@@ -90,37 +101,133 @@ def _limits(rate: float, ceiling: float) -> str:
             f"quantum {min(burst(ceiling), 200_000)}")
 
 
-def up(topology: Topology, host: str, device: str, address: dict[str, str]) -> list[str]:
+def up(topology: Topology, host: str, device: str, address: Mapping[str, str],
+       state: Topology | None = None) -> list[str]:
     """The sender's part: `host`'s own paths and its access up, on its `device`."""
-    access = topology.host(host).up
-    leaves = []
-    for path in topology.paths:
-        if path.source == host:
-            rate = _smallest(path.rate, access)
-            leaves.append(Leaf(f"ip dst {address[path.target]}/32", path.rate,
-                               queue_size(path, round_trip(topology, path), rate or 0)))
-    return tree(device, access, leaves)
+    times = _Times(topology, state)
+
+    def leaf(path: Path) -> Leaf:
+        return Leaf(f"ip dst {address[path.target]}/32", times.limit(lambda now: _same(path, now).rate),
+                    times.queue(path, lambda now: _smallest(_same(path, now).rate, now.host(host).up)))
+
+    leaves = [leaf(path) for path in topology.paths if path.source == host]
+    return tree(device, times.limit(lambda now: now.host(host).up), leaves, live=state is not None)
 
 
-def down(topology: Topology, host: str, device: str, address: dict[str, str]) -> list[str]:
+def down(topology: Topology, host: str, device: str, address: Mapping[str, str],
+         state: Topology | None = None) -> list[str]:
     """The access down of `host`, on the hub's `device` towards it; empty if it has no limit."""
-    access = topology.host(host).down
+    times = _Times(topology, state)
+    access = times.limit(lambda now: now.host(host).down)
     if access is None:
         return []
-    leaves = [Leaf(f"ip src {address[path.source]}/32", None, queue_size(path, round_trip(topology, path), access))
+    leaves = [Leaf(f"ip src {address[path.source]}/32", None, times.queue(path, lambda now: now.host(host).down))
               for path in topology.paths if path.target == host]
-    return tree(device, access, leaves)
+    return tree(device, access, leaves, live=state is not None)
+
+
+def group(topology: Topology, name: str, device: str, address: Mapping[str, str],
+          state: Topology | None = None) -> list[str]:
+    """The bottleneck of a group, on the `device` in the hub that its paths are led through (:func:`detours`)."""
+    times = _Times(topology, state)
+
+    def rate(now: Topology) -> float:
+        return next(group.rate for group in now.groups if group.name == name)
+
+    members = next(group.paths for group in topology.groups if group.name == name)
+    leaves = [Leaf(f"ip src {address[path.source]}/32 match ip dst {address[path.target]}/32", None,
+                   times.queue(path, rate))
+              for path in topology.paths if (path.source, path.target) in members]
+    return tree(device, times.limit(rate), leaves, live=state is not None)
+
+
+def detours(topology: Topology, ports: Mapping[str, str], devices: Mapping[str, str],
+            address: Mapping[str, str]) -> list[str]:
+    """Lines that lead the paths of each group through its device in `devices`, an IFB that is up.
+
+    `ports` are the hub's devices towards the hosts, which have no ingress or clsact qdisc yet. A path is led away where
+    it comes in and goes on from there; one of two groups (a site's way out, and another's way in) a second time, where
+    it goes out. There are no more turns than these: :func:`refuse` a path of more groups.
+    """
+    lines: list[str] = []
+    for path in topology.paths:
+        turns = (("ingress", ports[path.source], f"ip dst {address[path.target]}/32"),
+                 ("egress", ports[path.target], f"ip src {address[path.source]}/32"))
+        for (hook, port, match), name in zip(turns, groups_of(topology, path), strict=False):
+            lines += [f"qdisc add dev {port} clsact",
+                      f"filter add dev {port} {hook} protocol ip prio 1 u32 match {match} "
+                      f"action mirred egress redirect dev {devices[name]}"]
+    return list(dict.fromkeys(lines))      # a port's clsact once, before its first filter
+
+
+def groups_of(topology: Topology, path: Path) -> list[str]:
+    """Names of the groups that the path is in."""
+    return [group.name for group in topology.groups if (path.source, path.target) in group.paths]
 
 
 def largest_packet(topology: Topology) -> int | None:
     """Bytes of IP that one packet may have, or None if GSO may join as many segments as it likes.
 
-    Four packets must fit the shortest queue; and where packets are lost, each segment must be lost on its own.
+    Four packets must fit the shortest queue; and where some are lost, at any time, each segment must be lost on its
+    own. Where all are lost it does not matter.
     """
-    if any(path.loss for path in topology.paths):
+    if any(0 < path.loss < 1 for state in states(topology) for path in state.paths):
         return FRAME - 14
     shortest = min((path.queue for path in topology.paths if path.queue is not None), default=LEAST_QUEUE)
     return None if shortest >= LEAST_QUEUE else max(FRAME - 14, shortest // 4)
+
+
+def states(topology: Topology) -> list[Topology]:
+    """The topology as it is from second 0 on, and after each moment of its timeline."""
+    return [topology.state(second) for second in (0.0, *topology.timeline.moments)]
+
+
+def refuse(topology: Topology) -> None:
+    """Raise TopologyError for what no runtime can make of rates, windows and groups."""
+    for path in topology.paths:
+        where = f"{topology.file}:{path.line}: "
+        if path.window is not None and window_clamp(path.window) is None:
+            raise TopologyError(f"{where}links cannot have a window of {path.window} bytes "
+                                f"({path.source} -> {path.target}): TCP's window field and its scale allow "
+                                "64 KiB, 128 KiB, 256 KiB and so on, doubling; choose one of these")
+        names = groups_of(topology, path)
+        if len(names) > _MOST_GROUPS:
+            raise TopologyError(f"{where}path {path.source} -> {path.target} is in {len(names)} groups "
+                                f"({', '.join(names)}); links can lead it through {_MOST_GROUPS}: take it out of the "
+                                "widest one")
+
+
+def refuse_change(topology: Topology, state: Topology) -> None:
+    """Raise TopologyError if links made for `topology` and its timeline cannot become `state` while they are up.
+
+    What can change: rates, delays, jitter and loss of paths, accesses, rates of groups.
+    """
+    def fixed(of: Topology) -> list[tuple[str, object]]:
+        return [("hosts", [host.name for host in of.hosts]), ("congestion control", of.congestion),
+                ("groups", [(group.name, group.paths) for group in of.groups]),
+                *((f"window of {path.source} -> {path.target}", path.window) for path in of.paths),
+                *((f"queue of {path.source} -> {path.target}", path.queue) for path in of.paths)]
+
+    def rates(of: Topology) -> list[tuple[str, float | None]]:
+        return [*((f"path {path.source} -> {path.target}", path.rate) for path in of.paths),
+                *((f"the access up of {host.name}", host.up) for host in of.hosts),
+                *((f"the access down of {host.name}", host.down) for host in of.hosts)]
+
+    for (what, before), (_, after) in zip(fixed(topology), fixed(state), strict=False):
+        if before != after:
+            raise TopologyError(f"{state.file}: the {what} cannot change while the links are up; take the network "
+                                "down, and up again with the other topology")
+    ever = {what for moment in states(topology) for what, rate in rates(moment) if rate is not None}
+    for what, rate in rates(state):
+        if rate is not None and what not in ever:
+            raise TopologyError(f"{state.file}: {what} was made without a limit and cannot get one while the links are "
+                                "up; give it one at some second of the topology's timeline, or bring the network up "
+                                "again")
+    if largest_packet(topology) is None and largest_packet(state) is not None:
+        lossy = next(path for path in state.paths if path.loss)
+        raise TopologyError(f"{state.file}:{lossy.line}: path {lossy.source} -> {lossy.target} cannot begin to lose "
+                            "packets while the links are up: they were made to join packets, which would be lost "
+                            "together; give it the loss at some second of the topology's timeline")
 
 
 def why_not() -> str | None:
@@ -132,6 +239,29 @@ def why_not() -> str | None:
     except (LinkError, OSError) as error:
         return str(error)
     return None
+
+
+class _Times:
+    """What classes must be able to hold: every state of `topology`, and the one that it has `now`."""
+
+    def __init__(self, topology: Topology, now: Topology | None) -> None:
+        self._now = now or topology
+        self._every = [*states(topology), self._now]
+
+    def limit(self, rate: Callable[[Topology], float | None]) -> float | None:
+        """Bytes per second of a class: WIDE_OPEN if it is limited at other times only, None if there is to be none."""
+        present = rate(self._now)
+        if present is None and any(rate(state) is not None for state in self._every):
+            return WIDE_OPEN
+        return present
+
+    def queue(self, path: Path, rate: Callable[[Topology], float | None]) -> int:
+        """Bytes: the longest that `path` needs at any time. A router's memory does not shrink with a line's rate."""
+        return max(queue_size(path, round_trip(state, _same(path, state)), rate(state) or 0) for state in self._every)
+
+
+def _same(path: Path, state: Topology) -> Path:
+    return state.path(path.source, path.target)
 
 
 def _smallest(*rates: float | None) -> float | None:
