@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from emulator.links.engines import ENGINES
 from scenarios import records
 from scenarios.commands import command, console, report
 from scenarios.environment import environment
@@ -49,9 +50,9 @@ def _scenario(of: argparse.ArgumentParser) -> None:
 
 
 def _engine(of: argparse.ArgumentParser) -> None:
-    of.add_argument("--engine", choices=("auto", "netem", "nfqueue"), default="auto",
-                    help="what holds packets for a path's delay (default: netem where the kernel has it, "
-                         "else nfqueue)")
+    of.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
+                    help="what holds packets for a path's delay (default: the first of these that this "
+                         "machine has)")
 
 
 def _predict(options: argparse.Namespace) -> int:
