@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scenarios.commands import bench, down, report, run, topology
+from scenarios.commands import bench, down, report, rule, run, topology
 
-COMMANDS = (run, report, bench, topology, down)
+COMMANDS = (run, report, bench, topology, rule, down)
 """In the order of the help."""
 
 _DESCRIPTION = """\

@@ -1,0 +1,50 @@
+"""``frogtorch rule``: how often the rule of a scenario's verdict is right."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from scenarios import hidden
+from scenarios.commands import command, console
+from scenarios.scenario import load
+from scenarios.verdict import UNDECIDED
+
+if TYPE_CHECKING:
+    from scenarios.commands import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    trying = command(commands, "rule", _rule,
+                     "try the rule of a scenario's verdict on simulated networks whose answer is known")
+    trying.add_argument("scenario", type=Path, help="a scenario that asks for a verdict")
+    trying.add_argument("--worlds", type=int, default=60, metavar="N",
+                        help="networks to draw, a third of each class: limited per path, at equal accesses, mixed "
+                             "(default: 60)")
+    trying.add_argument("--draws", type=int, default=20, metavar="N",
+                        help="sets of noisy measurements of each (default: 20)")
+    trying.add_argument("--seed", metavar="TEXT", help="what they are drawn from (default: the commit's hash)")
+
+
+def _rule(options: argparse.Namespace) -> int:
+    if options.worlds < 1 or options.draws < 1:
+        raise ValueError("--worlds and --draws are 1 or more")
+    scenario = load(options.scenario)
+    seed = options.seed or subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, check=True,
+                                          capture_output=True, text=True).stdout.strip()
+    with ProcessPoolExecutor() as executor:
+        scores = hidden.scores(scenario, options.worlds, options.draws, seed, executor)
+    table = Table("class of network", "b_gloo / b_shard follows", "draws", "right", "undecided", "wrong")
+    for score in scores:
+        draws = sum(score.said.values())
+        undecided = score.said[UNDECIDED]
+        table.add_row(score.kind, score.truth, str(draws), str(score.right), str(undecided),
+                      str(draws - score.right - undecided))
+    console().print(table, f"seed {seed}")
+    return 0
