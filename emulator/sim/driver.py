@@ -125,12 +125,14 @@ class Driver:
 
     def _take(self, source: int, message: Message, nbytes: int, reduced: bool = False) -> Steps:
         """Wait until a message is in, and count it."""
-        yield message.first
-        account = self.account
-        peer = account.peers.setdefault(source, Peer(wait=self._env.now - account.start))
-        if reduced and account.reduced is None:
-            account.reduced = self._env.now
+        account, taken = self.account, self._env.now
         yield message.arrived
+        assert message.first is not None
+        first = max(taken, message.first)  # a message may have come before anybody looked
+        peer = account.peers.setdefault(source, Peer(wait=first - account.start))
+        peer.wait = min(peer.wait, first - account.start)
+        if reduced and (account.reduced is None or first < account.reduced):
+            account.reduced = first
         peer.transfer = self._env.now - account.start - peer.wait
         peer.bytes += nbytes
         yield from self._work(self._costs.message)

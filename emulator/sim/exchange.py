@@ -73,7 +73,7 @@ def step(topology: Topology, hosts: Sequence[str], arm: str, workload: Workload,
         seconds=max(ends), ends=tuple(ends),
         received_bytes=tuple(sum(peer.bytes for driver in own for peer in driver.account.peers.values())
                              for own in drivers),
-        messages=tuple(world.connections.messages(rank) for rank in range(len(hosts))),
+        messages=tuple(world.connections.messages()),
         phases=tuple(tuple(_phases(driver) for driver in own) for own in drivers),
         peers=tuple(tuple(driver.account.peers for driver in own) for own in drivers),
         memory=tuple(rank.memory_peak for rank in world.ranks))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
 F = TypeVar("F", bound=Hashable)
@@ -19,22 +20,39 @@ def share(flows: Mapping[F, Sequence[L]], capacity: Mapping[L, float]) -> dict[F
     """Return the max–min fair rate of every flow, given the links it crosses and what each link carries.
 
     A flow that crosses no link gets ``math.inf``. The result does not depend on the order of the flows but for
-    rounding. Raises KeyError for a link without a capacity.
+    rounding. Raises KeyError for a link without a capacity. Takes F + L log L steps for F crossings of L links.
     """
-    left = {link: capacity[link] for links in flows.values() for link in links}
-    crossing: dict[L, dict[F, None]] = {link: {} for link in left}  # dicts, not sets: the same order in every run
+    return {flow: rate for flow, (rate, _) in fill(flows, capacity).items()}
+
+
+def fill(flows: Mapping[F, Sequence[L]], capacity: Mapping[L, float]) -> dict[F, tuple[float, L | None]]:
+    """As :func:`share`, with each flow's bottleneck (None: it crosses no link)."""
+    result: dict[F, tuple[float, L | None]] = {}
+    crossing: dict[L, list[F]] = {}
     for flow, links in flows.items():
+        if not links:
+            result[flow] = math.inf, None
         for link in links:
-            crossing[link][flow] = None
-    rates = {flow: math.inf for flow, links in flows.items() if not links}
-    while crossing:
-        fullest = min(crossing, key=lambda link: left[link] / len(crossing[link]))
-        level = max(0.0, left[fullest] / len(crossing[fullest]))
-        for flow in list(crossing[fullest]):
-            rates[flow] = level
-            for link in flows[flow]:
-                left[link] -= level
-                del crossing[link][flow]
-                if not crossing[link]:
-                    del crossing[link]
-    return rates
+            crossing.setdefault(link, []).append(flow)
+    left = {link: capacity[link] for link in crossing}
+    count = {link: len(over) for link, over in crossing.items()}
+    # A link's level only rises while others fill up, so what the heap has is a lower bound, put right when it is met.
+    heap = [(left[link] / n, i, link) for i, (link, n) in enumerate(count.items())]
+    heapify(heap)
+    level = 0.0
+    while heap:
+        known, i, link = heappop(heap)
+        if not count[link]:
+            continue
+        now = left[link] / count[link]
+        if now > known and heap and now > heap[0][0]:
+            heappush(heap, (now, i, link))
+            continue
+        level = max(level, now)
+        for flow in crossing[link]:
+            if flow not in result:
+                result[flow] = level, link
+                for other in flows[flow]:
+                    left[other] -= level
+                    count[other] -= 1
+    return result

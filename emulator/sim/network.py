@@ -1,16 +1,14 @@
 """The network as a fluid: directed links, and flows over them that share the links max–min fairly.
 
-A flow is one direction of one TCP connection: while it has bytes to move, it moves them at a rate that
-:func:`~emulator.sim.fair.share` gives it. Rates are worked out anew when a flow starts or ends, once an instant, after
-everything that happens in that instant, and only for the flows that share links with it, directly or through others.
-
-All bytes here are bytes on the wire: payload with TCP, IP and Ethernet headers.
+A flow is one direction of one TCP connection: while it has bytes to move, it moves them at its max–min fair rate.
+Rates are worked out anew when a flow starts or ends, once an instant, after everything that happens in that instant,
+and only where that changes something (:mod:`~emulator.sim.reshare`).
 
 **Links are token buckets**, as kernel HTB classes are (tc-htb(8): ``rate`` and ``burst``): one that was idle lets
 `burst` bytes through at the speed of the wire before it holds flows to its rate.
 
 **Packets** are what a sender's segmentation offload makes: several segments that stay together up to the receiver.
-TCP makes them 2 ms of its rate long, two segments at least and 64 KiB at most (:func:`packet`).
+TCP makes them 2 ms of its rate long, two segments at least and 64 KiB at most (:func:`~emulator.sim.flow.packet`).
 
 **Acknowledgements** go the other way: a frame without payload for each packet, also when the connection has data to
 send there, because behind a rate limit it is not the arrival of a packet that makes data leave. Counted in a probe that
@@ -20,120 +18,65 @@ for 41,437 at 30 MB/s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 
 from simpy import Environment, Event
-from simpy.events import EventPriority, Timeout
+from simpy.events import EventPriority
 
-from emulator.ethernet import FRAME, HEADERS
-from emulator.sim.fair import share
+from emulator.sim.flow import ACK_MOST, Flow, Link, acknowledgements
+from emulator.sim.reshare import reshare
 
-WIRE_RATE = 4e9
-"""Bytes per second at which a link that has tokens passes them: a veth pair without limits carried 4.2 GB/s here."""
+ACK_TINY = 1e-6
+"""Acknowledgements whose change is less than this part of a link change nothing."""
 
-PACKET_SECONDS = 2e-3
-"""TCP sizes a packet to a millisecond of its pacing rate (Linux: ``sk_pacing_shift``), which is twice the rate at which
-it sends for as long as no packet is lost (slow start's ``tcp_pacing_ss_ratio``)."""
-PACKET_SEGMENTS = 2, 45
-"""Least (Linux: ``tcp_min_tso_segs``) and most (64 KiB) segments of a packet."""
+ACK_TURNS = 20
+"""Rates make acknowledgements, and what these take of links makes rates. Acknowledgements are a fiftieth of what they
+acknowledge, so going back and forth gains almost two digits a turn; this many are never needed."""
 
-ACK_MOST = 0.5
-"""The most of a link that acknowledgements take. They are cumulative: when they queue up, dropped ones cost nothing,
-so they thin out instead of starving the data; where that ends is a guess that only a rate ratio above 20 reaches."""
-
+_NORMAL = EventPriority(1)
 _LAST = EventPriority(2)  # after all that SimPy schedules for an instant, which is URGENT (0) or NORMAL (1)
-_LEAST_TOKENS = 1.0  # bytes: less than this is rounding, not a burst
-
-
-def packet(rate: float) -> float:
-    """Segments of a packet of a flow that moves `rate` bytes per second on the wire."""
-    least, most = PACKET_SEGMENTS
-    return min(most, max(least, rate * PACKET_SECONDS / FRAME))
-
-
-class Link:
-    """A directed link: `rate` in bytes per second, after the first `burst` bytes."""
-
-    __slots__ = ("acks_of", "burst", "drained", "flows", "load", "name", "rate", "since", "tokens")
-
-    def __init__(self, name: str, rate: float, burst: float = 0.0) -> None:
-        if not rate > 0:
-            raise ValueError(f"{name}: a link's rate is more than 0 B/s, not {rate}")
-        self.name = name
-        self.rate = rate
-        self.burst = self.tokens = burst
-        self.since = 0.0
-        self.load = 0.0
-        """Bytes per second that cross it now, acknowledgements included."""
-        self.flows: dict[Flow, None] = {}
-        self.acks_of: dict[Flow, None] = {}
-        self.drained: Event | None = None
-
-    def settle(self, now: float) -> None:
-        """Bring the tokens up to date."""
-        if self.burst:
-            self.tokens = min(self.burst, max(0.0, self.tokens + (self.rate - self.load) * (now - self.since)))
-        self.since = now
-
-    @property
-    def capacity(self) -> float:
-        """Bytes per second that it passes at present."""
-        return max(WIRE_RATE, self.rate) if self.tokens >= _LEAST_TOKENS else self.rate
-
-    def __repr__(self) -> str:
-        return f"Link({self.name}, {self.rate} B/s)"
-
-
-class Flow:
-    """One direction of a connection: the limited links it crosses, and those its acknowledgements cross."""
-
-    __slots__ = ("back", "done", "ends", "left", "links", "rate", "since")
-
-    def __init__(self, links: Sequence[Link], back: Sequence[Link] = ()) -> None:
-        self.links = tuple(links)
-        self.back = tuple(back)
-        self.left = 0.0
-        self.rate = 0.0
-        self.since = 0.0
-        self.done: Event | None = None
-        """Fires when what is being moved has left; None while idle."""
-        self.ends: Timeout | None = None
-
-    def settle(self, now: float) -> None:
-        """Take off what has left since the last time."""
-        if now > self.since:
-            self.left = max(0.0, self.left - self.rate * (now - self.since))
-        self.since = now
-
-
-def acknowledgements(rate: float) -> float:
-    """Bytes per second of the acknowledgements of a flow that moves `rate` bytes per second on the wire."""
-    return rate / FRAME / packet(rate) * HEADERS
+_ROUNDING = 1e-12  # seconds, and part of a point in time: what is due so little later is due now
 
 
 class Network:
-    """Moves the bytes of flows in the virtual time of `env`."""
+    """Moves the bytes of flows in the virtual time of `env`.
 
-    def __init__(self, env: Environment) -> None:
+    `acks` is how many bytes per second of acknowledgements a flow of some rate on the wire has.
+    """
+
+    def __init__(self, env: Environment, acks: Callable[[float], float] = acknowledgements) -> None:
         self.env = env
-        self._changed: dict[Link | Flow, None] = {}
+        self._acks = acks
+        self._starting: list[Callable[[], object]] = []
+        self._changed: dict[Link, None] = {}
+        self._moving: dict[Flow, None] = {}  # flows that have started in this instant
+        self._solving = False
+        self._due: list[tuple[float, int, Flow | Link]] = []  # a heap; what has another `due` by now does not count
+        self._count = 0
+        self._alarm: Event | None = None  # at which _ring looks for what is due
+        self._alarm_at = math.inf
 
-    def move(self, flow: Flow, nbytes: float) -> Event:
-        """Start to move `nbytes` over an idle flow; the event fires when the last byte has left.
+    def start(self, begin: Callable[[], object]) -> None:
+        """Call `begin`, which may move flows, when all else that happens in this instant has happened."""
+        self._starting.append(begin)
+        self._solve_at_last()
+
+    def move(self, flow: Flow, nbytes: float, done: Callable[[], object]) -> None:
+        """Start to move `nbytes` over an idle flow; `done` is called when the last byte has left.
 
         Raises ValueError if the flow is not idle.
         """
         if flow.done is not None:
             raise ValueError(f"{flow.left} bytes of this flow are still under way")
-        flow.left, flow.rate, flow.since = nbytes, 0.0, self.env.now
-        flow.done = done = self.env.event()
+        flow.left, flow.rate, flow.since, flow.done = nbytes, 0.0, self.env.now, done
         for link in flow.links:
             link.flows[flow] = None
         for link in flow.back:
-            link.acks_of[flow] = None
-        self._touch([flow])
-        return done
+            link.backs += 1
+        self._moving[flow] = None
+        self._touch(flow.links)
 
     def shorten(self, flow: Flow, keep: float) -> float:
         """Let a moving flow end after `keep` more bytes at most; returns how many bytes were taken off."""
@@ -141,94 +84,140 @@ class Network:
         taken = max(0.0, flow.left - keep)
         if taken:
             flow.left -= taken
-            flow.ends = None
-            self._touch([flow])
+            if flow.rate:
+                self._expect(flow, self.env.now + flow.left / flow.rate)
+                self._set_alarm()
         return taken
 
-    def _touch(self, what: Iterable[Link | Flow]) -> None:
-        if not self._changed:
-            solve = self.env.event()
-            solve.callbacks.append(self._solve)
-            solve._ok, solve._value = True, None  # triggered, as SimPy's Timeout does it, to be scheduled by hand
-            self.env.schedule(solve, _LAST)
-        self._changed.update(dict.fromkeys(what))
+    def change(self, link: Link, rate: float, burst: float) -> None:
+        """Give a link another rate and burst; what crosses it goes on."""
+        link.settle(self.env.now)
+        link.rate, link.burst, link.tokens = rate, burst, min(link.tokens, burst)
+        self._touch([link])
+
+    def fire(self, event: Event, delay: float) -> None:
+        """Let an event happen `delay` seconds from now."""
+        event._ok, event._value = True, None  # triggered, as SimPy's Timeout does it, to be scheduled by hand
+        self.env.schedule(event, _NORMAL, delay)
+
+    def _touch(self, links: Iterable[Link]) -> None:
+        self._changed.update(dict.fromkeys(links))
+        self._solve_at_last()
+
+    def _solve_at_last(self) -> None:
+        if not self._solving:
+            self._solving = True
+            self._schedule(self._solve, 0.0, _LAST)
+
+    def _schedule(self, callback: Callable[[Event], None], delay: float, priority: EventPriority) -> Event:
+        event = self.env.event()
+        event.callbacks.append(callback)
+        event._ok, event._value = True, None  # triggered, as SimPy's Timeout does it, to be scheduled by hand
+        self.env.schedule(event, priority, delay)
+        return event
 
     def _solve(self, _: Event) -> None:
-        flows, links = _component(self._changed)
-        self._changed = {}
+        while self._starting:
+            starting, self._starting = self._starting, []
+            for begin in starting:
+                begin()
+        self._solving = False
         now = self.env.now
-        for flow in flows:
-            flow.settle(now)
-        for link in links:
+        changed, self._changed = self._changed, {}
+        started, self._moving = self._moving, {}
+        seen = dict(changed)
+        anew: dict[Flow, None] = {}
+        for flow in started:
+            if not flow.links:
+                flow.rate = math.inf
+                anew[flow] = None
+        for link in changed:
+            self._acks_change(link)
+        for _turn in range(ACK_TURNS):
+            back: dict[Link, None] = {}
+            for flow, (rate, bottleneck) in reshare(changed, now).items():
+                flow.bottleneck = bottleneck
+                if rate != flow.rate or flow in started:
+                    flow.settle(now)
+                    flow.rate = rate
+                    anew[flow] = None
+                    if flow.back:
+                        self._acknowledge(flow, rate, back)
+                    for link in flow.links:
+                        seen[link] = None
+            seen.update(back)
+            changed = {link: None for link in (*back, *changed) if self._acks_change(link)}
+            if not changed:
+                break
+        for flow in anew:
+            self._expect(flow, now + flow.left / flow.rate)
+        for link in seen:
             link.settle(now)
-        rates, acks = _rates(flows, links)
-        for link in links:
-            load = sum(rates[flow] for flow in link.flows) + acks[link]
-            self._watch(link, load)
-        for flow in flows:
-            if flow.ends is None or rates[flow] != flow.rate:
-                flow.rate = rates[flow]
-                flow.ends = self.env.timeout(flow.left / flow.rate)
-                flow.ends.callbacks.append(partial(self._ended, flow))
+            if link.watch(now):
+                self._expect(link, link.due)
+        self._set_alarm()
 
-    def _watch(self, link: Link, load: float) -> None:
-        """Set the load of a link; if it eats the link's tokens, work the rates out again when they are gone."""
-        link.load = load
-        link.drained = None
-        if link.tokens >= _LEAST_TOKENS and load > link.rate:
-            link.drained = self.env.timeout(link.tokens / (load - link.rate))
-            link.drained.callbacks.append(partial(self._empty, link))
+    def _acknowledge(self, flow: Flow, rate: float, back: dict[Link, None]) -> None:
+        """Let the acknowledgements of a flow be those of this rate."""
+        acks = self._acks(rate) if rate else 0.0
+        for link in flow.back:
+            # All of them are gone with the last flow, rounding included.
+            link.acknowledging = link.acknowledging + acks - flow.acks if link.backs else 0.0
+            back[link] = None
+        flow.acks = acks
 
-    def _empty(self, link: Link, event: Event) -> None:
-        if event is link.drained:
-            link.settle(self.env.now)
-            link.tokens = 0.0
-            self._touch([link])
+    def _acks_change(self, link: Link) -> bool:
+        """Let acknowledgements take what they now need of a link; returns whether that is something else."""
+        link.settle(self.env.now)
+        capacity = link.capacity
+        acks = min(ACK_MOST * capacity, link.acknowledging)
+        if abs(acks - link.acks) <= ACK_TINY * capacity:
+            return False
+        link.acks = acks
+        return bool(link.flows)
 
-    def _ended(self, flow: Flow, event: Event) -> None:
-        if event is not flow.ends:
-            return  # its rate has changed since
-        done, flow.done, flow.ends = flow.done, None, None
+    def _expect(self, item: Flow | Link, due: float) -> None:
+        item.due = due
+        self._count += 1
+        heappush(self._due, (due, self._count, item))
+
+    def _set_alarm(self) -> None:
+        due = self._due
+        while due and due[0][2].due != due[0][0]:
+            heappop(due)
+        if due and due[0][0] < self._alarm_at:
+            self._alarm_at = due[0][0]
+            self._alarm = self._schedule(self._ring, max(0.0, self._alarm_at - self.env.now), _NORMAL)
+
+    def _ring(self, alarm: Event) -> None:
+        """End what is due. It may be nothing: things may have slowed down since the alarm was set."""
+        if alarm is not self._alarm:
+            return  # one was set for an earlier time
+        self._alarm_at = math.inf
+        now = self.env.now
+        limit = now + _ROUNDING * (1 + now)
+        due = self._due
+        while due and due[0][0] <= limit:
+            at, _, item = heappop(due)
+            if at != item.due:
+                continue
+            if isinstance(item, Flow):
+                self._end(item)
+            else:
+                item.settle(now)
+                item.tokens, item.due = 0.0, math.inf
+                self._touch([item])
+        self._set_alarm()
+
+    def _end(self, flow: Flow) -> None:
+        done, flow.done, flow.due, flow.bottleneck = flow.done, None, math.inf, None
         flow.left = flow.rate = 0.0
         for link in flow.links:
             del link.flows[flow]
+        back: dict[Link, None] = {}
         for link in flow.back:
-            del link.acks_of[flow]
-        self._touch([*flow.links, *flow.back])
+            link.backs -= 1
+        self._acknowledge(flow, 0.0, back)
+        self._touch([*flow.links, *back])
         assert done is not None
-        done.succeed()
-
-
-def _component(seeds: Iterable[Link | Flow]) -> tuple[list[Flow], list[Link]]:
-    """All moving flows and links that hang together with these."""
-    found = dict.fromkeys(seeds)
-    pending = list(found)
-    while pending:
-        item = pending.pop()
-        beside = [*item.flows, *item.acks_of] if isinstance(item, Link) else [*item.links, *item.back]
-        for other in beside:
-            if other not in found:
-                found[other] = None
-                pending.append(other)
-    return ([item for item in found if isinstance(item, Flow) and item.done is not None],
-            [item for item in found if isinstance(item, Link)])
-
-
-def _rates(flows: list[Flow], links: list[Link]) -> tuple[dict[Flow, float], dict[Link, float]]:
-    """Return the flows' rates, and what acknowledgements take of the links.
-
-    Each depends on the other. Acknowledgements are a fiftieth of what they acknowledge, so going back and forth
-    gains almost two digits a turn; it ends when no link's acknowledgements change by a billionth of its capacity.
-    """
-    capacity = {link: link.capacity for link in links}
-    ways = {flow: flow.links for flow in flows}
-    acks = dict.fromkeys(links, 0.0)
-    rates = share(ways, capacity)
-    for _ in range(20):
-        before = acks
-        acks = {link: min(ACK_MOST * capacity[link], sum(acknowledgements(rates[flow]) for flow in link.acks_of))
-                for link in links}
-        if all(abs(acks[link] - before[link]) <= 1e-9 * capacity[link] for link in links):
-            break
-        rates = share(ways, {link: capacity[link] - acks[link] for link in links})
-    return rates, acks
+        done()

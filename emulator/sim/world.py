@@ -86,7 +86,7 @@ class World:
             self.env.step()
         for process in processes:
             if process.triggered and not process.ok:
-                error: BaseException = process.value
+                error: Any = process.value
                 raise error
         if waiting := [rank for rank, process in enumerate(processes) if process.is_alive]:
             raise RuntimeError(f"{self.arm}: ranks {waiting} of {self.size} wait for ever")

@@ -4,7 +4,8 @@ import pytest
 from simpy import Environment
 
 from emulator.sim.connection import KERNEL_BUFFER, Channel, Connections, wire_bytes
-from emulator.sim.network import Flow, Link, Network
+from emulator.sim.flow import Flow, Link
+from emulator.sim.network import Network
 from emulator.topology import Group, Host, Path, Topology
 
 SEGMENT, FRAME = 1448, 1514
@@ -30,8 +31,8 @@ def times(env):
     """Note when the events of messages happen: times(message) -> {"first": …, "left": …, "arrived": …}."""
     def watch(message):
         seen = {}
-        for name in ("first", "left", "arrived"):
-            getattr(message, name).callbacks.append(lambda _, name=name: seen.setdefault(name, env.now))
+        message.left.callbacks.append(lambda _: seen.setdefault("left", env.now))
+        message.arrived.callbacks.append(lambda _: seen.update(arrived=env.now, first=message.first))
         return seen
     return watch
 

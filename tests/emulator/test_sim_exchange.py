@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from emulator.sim import Bucket, Costs, Workload, all_reduce, closed_form, step
-from emulator.sim.network import WIRE_RATE
+from emulator.sim.flow import WIRE_RATE
 from emulator.topology import Host, Path, Topology, load
 from frogtorch.collectives import ALL_REDUCE
 from frogtorch.effects import Read

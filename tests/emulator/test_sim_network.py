@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from emulator.sim.network import WIRE_RATE, Flow, Link, Network
+from emulator.sim.flow import WIRE_RATE, Flow, Link
+from emulator.sim.network import Network
+
+
+def after(env, seconds, do):
+    env.timeout(seconds).callbacks.append(lambda _: do())
 
 
 def play(*starts):
@@ -16,13 +21,9 @@ def play(*starts):
     network = Network(env)
     ends = {}
 
-    def start(i, at, flow, nbytes):
-        yield env.timeout(at)
-        yield network.move(flow, nbytes)
-        ends[i] = env.now
-
-    for i, one in enumerate(starts):
-        env.process(start(i, *one))
+    for i, (at, flow, nbytes) in enumerate(starts):
+        after(env, at, lambda i=i, flow=flow, nbytes=nbytes: network.move(
+            flow, nbytes, lambda: ends.setdefault(i, env.now)))
     env.run()
     return [ends[i] for i in range(len(starts))]
 
@@ -110,20 +111,21 @@ def test_a_flow_can_be_shortened():
     env = Environment()
     network = Network(env)
     flow = Flow([Link("a", 10)])
-    moved = network.move(flow, 100)
+    moved = []
+    network.move(flow, 100, lambda: moved.append(env.now))
     env.run(until=4)
     assert network.shorten(flow, keep=25) == 35  # 40 are gone
     assert network.shorten(flow, keep=30) == 0
-    env.run(moved)
-    assert env.now == 6.5
+    env.run()
+    assert moved == [6.5]
 
 
 def test_a_flow_moves_one_thing_at_a_time():
     network = Network(Environment())
     flow = Flow([Link("a", 10)])
-    network.move(flow, 1)
+    network.move(flow, 1, print)
     with pytest.raises(ValueError, match="still under way"):
-        network.move(flow, 1)
+        network.move(flow, 1, print)
 
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan])
@@ -155,12 +157,11 @@ def test_no_link_is_ever_above_its_capacity_with_acknowledgements(messages, rate
     up = [Link(f"up {i}", rate, 2000 * burst) for i, rate in enumerate(rates[:4])]
     down = [Link(f"down {i}", rate, 2000 * burst) for i, rate in enumerate(rates[4:])]
 
-    def start(source, target, at, nbytes):
-        yield env.timeout(at)
-        yield network.move(Flow([up[source], down[target]], [up[target], down[source]]), nbytes)
-
-    done = env.all_of([env.process(start(*message)) for message in messages])
-    while not done.triggered:
+    left = list(range(len(messages)))
+    for source, target, at, nbytes in messages:
+        flow = Flow([up[source], down[target]], [up[target], down[source]])
+        after(env, at, lambda flow=flow, nbytes=nbytes: network.move(flow, nbytes, left.pop))
+    while left:
         env.step()
         for link in up + down:
             assert link.load <= max(WIRE_RATE, link.rate) * (1 + 1e-9)
