@@ -17,7 +17,7 @@ run: $(BIN)/frogtorch system
 	$(AS_ROOT) $(BIN)/frogtorch compare $(SCENARIO)
 
 test: $(BIN)/frogtorch system
-	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 $(BIN)/python -m pytest -p no:cacheprovider
+	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 FROGTORCH_NEED="$$FROGTORCH_NEED" $(BIN)/python -m pytest -p no:cacheprovider
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not root and not soak"
