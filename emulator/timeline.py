@@ -11,11 +11,15 @@ seconds it goes on within another t or so; no connection breaks (Linux gives up 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from emulator.units import format_loss, format_rate, format_time
 
 if TYPE_CHECKING:
-    from emulator.topology import Group, Host, Path
+    from emulator.topology import Group, Host, Path, Topology
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,22 @@ class Timeline:
 
 STILL = Timeline()
 """Of a network that stays as it is."""
+
+_SHOWN = {"rate": format_rate, "delay": format_time, "jitter": format_time, "up": format_rate, "down": format_rate,
+          "loss": lambda loss: "outage" if loss == 1 else format_loss(loss)}
+
+
+def name(subject: Path | Host | Group) -> str:
+    """What a path, host or group is called."""
+    thing: Any = subject
+    return f"{thing.source} -> {thing.target}" if hasattr(thing, "source") else str(thing.name)
+
+
+def differences(before: Topology, after: Topology) -> Iterator[str]:
+    """Say of each path, host and group that differs what it is `after`: "a -> b: rate 70 kB/s (0.7 MB/s before)"."""
+    for one, other in zip(chain(before.paths, before.hosts, before.groups),
+                          chain(after.paths, after.hosts, after.groups), strict=True):
+        fields = [f"{field} {show(getattr(other, field))} ({show(getattr(one, field))} before)"
+                  for field, show in _SHOWN.items() if getattr(one, field, None) != getattr(other, field, None)]
+        if fields:
+            yield f"{name(other)}: {', '.join(fields)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from emulator import trace
 from emulator.course import OUT, Course, Setting, walk
 from emulator.document import Document, suggest
-from emulator.timeline import Change, Timeline, Traffic
+from emulator.timeline import Change, Timeline, Traffic, name
 from emulator.topology_file import ChangeEntry, DriftEntry, Matcher, Subject, TopologyFile
 from emulator.trace import Trace
 
@@ -55,7 +55,7 @@ class TimelineReader:
             raise document.refusal(str(error)) from None
         for path in self.paths:
             if path.loss == OUT:
-                raise document.error("timeline", message=f"path {_name(path)} is out at second 0, when the network is "
+                raise document.error("timeline", message=f"path {name(path)} is out at second 0, when the network is "
                                                          "brought up and probed; begin the outage later")
         self.timeline = Timeline(
             tuple(Change(second, later_paths[second], later_hosts[second], later_groups[second])
@@ -95,16 +95,16 @@ class TimelineReader:
             for field, spread in spreads.items():
                 self._check_limited(course, field, *here)
                 try:
-                    course.walks[field] = walk(f"{entry.seed} {_name(course.subject)} {field}", spread, entry.every,
+                    course.walks[field] = walk(f"{entry.seed} {name(course.subject)} {field}", spread, entry.every,
                                                entry.memory, entry.until)
                 except ValueError as error:
                     raise self._document.error(*here, "every", message=str(error)) from None
 
     def _traffic(self, index: int) -> Traffic:
         entry, here = self._content.traffic[index], ("timeline", "traffic", index)
-        for end, name in (("from", entry.source), ("to", entry.target)):
-            if name not in self._hosts:
-                raise self._document.error(*here, end, message=f"no host {name!r}; {suggest(name, self._hosts)}")
+        for end, host in (("from", entry.source), ("to", entry.target)):
+            if host not in self._hosts:
+                raise self._document.error(*here, end, message=f"no host {host!r}; {suggest(host, self._hosts)}")
         if entry.source == entry.target:
             raise self._document.error(*here, message=f"traffic from {entry.source!r} to itself crosses no path; name "
                                                       "two hosts")
@@ -114,16 +114,16 @@ class TimelineReader:
         return Traffic(entry.source, entry.target, entry.start, entry.end, entry.rate, self._document.line(*here))
 
     def _courses(self, entry: Subject, *here: str | int) -> Iterable[AnyCourse]:
-        named = [(field, name, known) for field, name, known in (("host", entry.host, self._hosts),
-                                                                 ("group", entry.group, self._groups)) if name]
-        for field, name, known in named:
+        named = [(field, wanted, known) for field, wanted, known in (("host", entry.host, self._hosts),
+                                                                     ("group", entry.group, self._groups)) if wanted]
+        for field, wanted, known in named:
             if len(named) > 1 or entry.between or entry.source or entry.target:
                 raise self._document.error(*here, message="it speaks of several things at once; write one entry for "
                                                           "paths, one for a host, one for a group")
-            if name not in known:
-                raise self._document.error(*here, field, message=f"no {field} {name!r}; "
-                                           + (suggest(name, known) if known else "the topology has none"))
-            return [known[name]]
+            if wanted not in known:
+                raise self._document.error(*here, field, message=f"no {field} {wanted!r}; "
+                                           + (suggest(wanted, known) if known else "the topology has none"))
+            return [known[wanted]]
         return self._path_courses(entry, *here)
 
     def _path_courses(self, matcher: Matcher, *here: str | int) -> list[Course[Path]]:
@@ -151,13 +151,8 @@ class TimelineReader:
     def _check_limited(self, course: AnyCourse, field: str, *here: str | int) -> None:
         # A limit that comes and goes would mean a queue that is built and torn down while packets are in it.
         if getattr(course.subject, field) is None:
-            raise self._document.error(*here, message=f"the {field} of {_name(course.subject)} is unlimited, and stays "
+            raise self._document.error(*here, message=f"the {field} of {name(course.subject)} is unlimited, and stays "
                                                       "so; give it one outside the timeline, as high as you like")
-
-
-def _name(subject: Any) -> str:
-    """Name of a path, host or group."""
-    return f"{subject.source} -> {subject.target}" if hasattr(subject, "source") else str(subject.name)
 
 
 def _split(courses: Iterable[Course[S]]) -> tuple[tuple[S, ...], dict[float, tuple[S, ...]]]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
+from statistics import median
+from typing import Any
 
 from emulator import sim
 from scenarios.records import Prediction
 from scenarios.scenario import Scenario
 
-GRADIENT_BYTES = 16_867_332
-"""All gradients of the founding workload, fp32 (`scenarios.workload` builds it; a test holds the two together)."""
-
 NOTHING = {"forward": 0.0, "first_bucket": 0.0, "backward": 0.0, "optimiser": 0.0}
 """The computation of a step that is its exchange alone."""
-
-BUCKET_BYTES = (4_202_500, 12_664_832)
-"""The two buckets that DDP makes of them from the second step on, in the order in which they become ready."""
 
 
 def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = None) -> Iterator[Prediction]:
@@ -25,7 +21,8 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
 
     A point is predicted at the speed-up at which it will be measured, and given life-size: the segments of a packet,
     and so the acknowledgements, are not scaled with the rate. `compute` is the content of compute.json: seconds of the
-    parts of a training step, by world size; without it, a training step is its exchange alone. Raises ValueError if it
+    parts of a training step, by world size; without it, a training step is its exchange alone. On a network that
+    changes, all steps of a training are predicted, one after another from second 0 on. Raises ValueError if `compute`
     lacks a world.
     """
     if scenario.training and compute is not None and (missing := [w for w in scenario.worlds if str(w) not in compute]):
@@ -43,15 +40,23 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
             if scenario.training:
                 k = scenario.speedups[size]
                 computed = NOTHING if compute is None else compute[str(size)]
-                outcome = sim.step(scenario.topology.faster(k), world, arm, _workload(computed))
-                yield point(workload="training", nbytes=GRADIENT_BYTES, speedup=k, basis="blind",
-                            seconds=life_size(outcome.seconds, k, computed), received_bytes=outcome.received_bytes,
-                            detail={"compute": computed})
+                topology = scenario.topology.faster(k)
+                outcome = sim.step(topology.state(0), world, arm, _workload(computed))
+                seconds = life_size(outcome.seconds, k, computed)
+                detail: dict[str, Any] = {"compute": computed}
+                if topology.timeline:
+                    steps = sim.train(topology, world, arm, _workload(computed), scenario.training.steps)
+                    times = [life_size(step.end - step.start, k, computed) for step in steps]
+                    seconds = median(times[scenario.training.warmup:])
+                    detail["steps"] = [[step.start * k, time] for step, time in zip(steps, times, strict=True)]
+                yield point(workload="training", nbytes=GRADIENT_BYTES, speedup=k, basis="blind", seconds=seconds,
+                            received_bytes=outcome.received_bytes, detail=detail)
 
 
-def _workload(compute: dict[str, float]) -> sim.Workload:
-    first, second = BUCKET_BYTES
-    return sim.Workload((sim.Bucket(first, compute["first_bucket"]), sim.Bucket(second, compute["backward"])),
+def _workload(workload: Workload, arm: Arm, compute: dict[str, float]) -> sim.Workload:
+    first, *others = (nbytes // arm.compression for nbytes in workload.buckets)
+    ready = compute["first_bucket"] if others else compute["backward"]
+    return sim.Workload((sim.Bucket(first, ready), *(sim.Bucket(nbytes, compute["backward"]) for nbytes in others)),
                         compute["forward"], compute["backward"], compute["optimiser"])
 
 

@@ -72,15 +72,20 @@ class Ranks:
                 process.join(timeout=self._patience)
         self._kill()
 
-    def tell(self, command: str, on_step: Callable[[int], None] | None = None, **arguments: Any) -> list[Any]:
+    def tell(self, command: str, on_step: Callable[[int], None] | None = None,
+             on_start: Callable[[float], None] | None = None, **arguments: Any) -> list[Any]:
         """Have every rank do `command` from one common start; their results, by rank.
 
+        `on_start` is told the start, on the monotonic clock, shortly before; `on_step` each step that rank 0 has done.
         Raises RankError with the rank's own traceback when one fails, or saying so when one dies or does not answer.
         """
         doing = f"{command}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
         self._send(doing, (command, arguments))
         self._gather(doing, "ready")
-        self._send(doing, time.monotonic() + _START_AFTER)
+        start = time.monotonic() + _START_AFTER
+        self._send(doing, start)
+        if on_start is not None:
+            on_start(start)
         return self._gather(doing, "done", on_step)
 
     def _send(self, doing: str, content: object) -> None:

@@ -10,6 +10,7 @@ A run is a directory::
     predictions.jsonl              Prediction a line, written and hashed before anything is measured
     measurements.jsonl             Measurement a line
     outcomes.jsonl                 Outcome a line: what a rank had at the end of a training run
+    applied.jsonl                  Applied a line: what of the topology's timeline was done to the network, and when
     fidelity.jsonl                 Fidelity a line: one path, before or after one campaign
     telemetry/rank<r>.jsonl        what the backend saw: frogtorch.telemetry documents it; the runner adds workload,
                                    campaign, speedup, and the repetition of an all-reduce
@@ -76,7 +77,9 @@ class Prediction(Point):
     received_bytes: tuple[int, ...] = ()
     """Payload that each rank received, by rank."""
     detail: dict[str, Any] = {}
-    """Of a training step: `compute`, the seconds of its parts."""
+    """Of a training step: `compute`, the seconds of its parts; and on a network that changes `steps`, all of them in
+    order, each ``[second of the timeline at which it begins, seconds that it takes]``, of which `seconds` is the median
+    over those that are measured."""
 
 
 class Measurement(Point):
@@ -92,6 +95,8 @@ class Measurement(Point):
     """max(start) - min(start): how far apart the ranks of this machine began, by the clock. It is part of `seconds`."""
     campaign: int = 0
     """Points of one campaign ran interleaved on one state of the network."""
+    second: float | None = None
+    """Of a training on a network that changes: when in its timeline the step began."""
     prediction: str
     """SHA-256 of the predictions.jsonl that this measurement answers."""
 
@@ -124,6 +129,33 @@ class Fidelity(Record):
     valid: bool
     attempts: int = 1
     """How often it was measured: a path that is off is measured again; the values are the last ones."""
+
+
+class Applied(Record):
+    """Something that the topology's timeline has, done while an arm trained: a change of links, or one traffic.
+
+    Seconds are the timeline's, life-size: those of the clock since the common start, times the speed-up.
+    """
+
+    campaign: int
+    speedup: float
+    arm: str
+    world_size: int
+    what: tuple[str, ...]
+    """In words: each path, access or group that changed, or the traffic."""
+    second: float
+    """When the timeline has it."""
+    applied_second: float
+    """When it was so: all links changed, or the traffic's connection made."""
+    ended_second: float | None = None
+    """When the traffic ended: its own end, or the training's."""
+    received_bytes: int | None = None
+    """Payload of the traffic that arrived."""
+
+    @property
+    def late(self) -> float:
+        """Seconds by which the network was late, by the clock (not life-size)."""
+        return (self.applied_second - self.second) / self.speedup
 
 
 class Collective(Record):

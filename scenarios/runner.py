@@ -12,15 +12,17 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from emulator.hosts import netns
 from emulator.links import fidelity
+from scenarios.conductor import Conductor
 from scenarios.predict import GRADIENT_BYTES, life_size
 from scenarios.progress import Stages
 from scenarios.ranks import Place, RankError, Ranks
-from scenarios.records import Fidelity, Measurement, Outcome, Prediction, append, load, sha256
+from scenarios.records import Applied, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
 from scenarios.scenario import Scenario
 
 
@@ -89,7 +91,7 @@ class Runner:
                 if campaign.sizes[len(world)]:
                     self._all_reduces(ranks, campaign, world)
                 if len(world) in campaign.trains:
-                    self._trainings(ranks, campaign, world)
+                    self._trainings(network, ranks, campaign, world)
         except RankError:
             network.check()  # a dead link explains it better than a rank that heard nothing
             raise
@@ -119,7 +121,7 @@ class Runner:
                                       speedup=campaign.speedup)
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
 
-    def _trainings(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
+    def _trainings(self, network: netns.Network, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
         training = self._scenario.training
         assert training is not None
         compute = next(p.detail["compute"] for p in self._predictions
@@ -127,12 +129,22 @@ class Runner:
         for arm in self._scenario.arms:
             name = f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm}"
             self._stages.stage(name, training.steps)
-            results = ranks.tell("train", on_step=lambda _: self._stages.advance(), arm=arm, steps=training.steps,
-                                 bucket_view=training.bucket_view)
+            with Conductor(network, self._scenario.network, partial(
+                    Applied, campaign=campaign.index, speedup=campaign.speedup, arm=arm,
+                    world_size=len(world))) as conductor:
+                def advance(_: int, conductor: Conductor = conductor) -> None:
+                    conductor.check()
+                    self._stages.advance()
+
+                results = ranks.tell("train", on_step=advance, on_start=conductor.begin, arm=arm, steps=training.steps,
+                                     bucket_view=training.bucket_view)
+            if self._scenario.topology.timeline:
+                append(self._directory / "applied.jsonl", conductor.applied)
             for step in range(training.warmup, training.steps):
                 spans = [result["steps"][step] for result in results]
+                began = conductor.second(min(start for start, _ in spans)) if self._scenario.topology.timeline else None
                 self._write(spans, lambda clock: life_size(clock, campaign.speedup, compute), campaign, arm=arm,
-                            hosts=world, workload="training", nbytes=GRADIENT_BYTES, repetition=step)
+                            hosts=world, workload="training", nbytes=GRADIENT_BYTES, repetition=step, second=began)
             for rank, result in enumerate(results):
                 reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
                 append(self._directory / "outcomes.jsonl", [Outcome(

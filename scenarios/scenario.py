@@ -48,6 +48,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -163,8 +164,9 @@ class Scenario:
 
     @cached_property
     def network(self) -> Topology:
-        """The part of the topology that the worlds use: what has to be up to measure them."""
-        return self.topology.select(host for world in self.worlds.values() for host in world)
+        """The part of the topology that the worlds and the traffic use: what has to be up to measure them."""
+        traffic = (host for flow in self.topology.timeline.traffic for host in (flow.source, flow.target))
+        return self.topology.select(chain(*self.worlds.values(), traffic))
 
     def speedup_for(self, nbytes: int, world: int) -> float:
         """Return the speed-up at which a tensor of that size runs."""
@@ -259,6 +261,10 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         if arm in content.arms[:index]:
             raise document.error("arms", index, message=f"arm {arm!r} is listed twice; keep one")
     speedups = _speedups(document, content)
+    if content.all_reduce and network.timeline:
+        raise document.error("all_reduce", message=f"topology {network.name!r} has a timeline, whose second 0 is the "
+                                                   "start of a training, and an all-reduce has none; train, or take a "
+                                                   "topology without")
     if not (content.all_reduce or content.training):
         raise document.error(message="nothing to run; add all_reduce or training")
     return Scenario(

@@ -21,12 +21,14 @@ class Runtime(Protocol):
     speedup: float
     run: str
     """The run's name, which all that is made carries."""
-    addresses: Mapping[str, str]
-    """IPv4 addresses, by host."""
     device: str
     """Each host's network device."""
     python: str
     """The Python that has this code, on a host."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """IPv4 addresses, by host."""
 
     @property
     def stamp(self) -> dict[str, object]:
@@ -63,8 +65,7 @@ class Runtime(Protocol):
         """
 
     def entrance(self, host: str) -> Callable[[], None] | None:
-        """What moves a process that has one thread into the host; None where hosts only take programs (:meth:`spawn`).
-        """
+        """What moves a process that has one thread into the host; None where hosts take programs alone."""
 
     def rendezvous(self) -> AbstractContextManager[str]:
         """A file, not yet there, that programs on all hosts may make and share; outside the shaped links."""

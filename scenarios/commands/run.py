@@ -100,6 +100,9 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _new_run(scenario: Scenario, output: Path | None) -> Path:
     """Make a run directory that holds the scenario, its topology and the environment."""
+    if any(trace.name == "points.csv" for trace in scenario.topology.traces):
+        raise ValueError(f"{scenario.topology.file}: a trace is called points.csv, as is what a report writes beside "
+                         "its copy; name it otherwise")
     directory = output or Path("runs") / f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         directory.mkdir(parents=True)
@@ -107,6 +110,9 @@ def _new_run(scenario: Scenario, output: Path | None) -> Path:
         raise ValueError(f"{directory} exists: a run directory is written once; give another --output") from None
     (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
     (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
+    for trace in scenario.topology.traces:
+        (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / trace.name).write_text(trace.text, encoding="utf-8")
     (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
     return directory
 
