@@ -12,8 +12,14 @@ from emulator import sim
 from scenarios.records import Prediction
 from scenarios.scenario import Scenario
 
+GRADIENT_BYTES = 16_867_332
+"""All gradients of the founding workload, fp32 (`scenarios.workload` builds it; a test holds the two together)."""
+
 NOTHING = {"forward": 0.0, "first_bucket": 0.0, "backward": 0.0, "optimiser": 0.0}
 """The computation of a step that is its exchange alone."""
+
+BUCKET_BYTES = (4_202_500, 12_664_832)
+"""The two buckets that DDP makes of them from the second step on, in the order in which they become ready."""
 
 
 def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = None) -> Iterator[Prediction]:
@@ -53,10 +59,9 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
                             received_bytes=outcome.received_bytes, detail=detail)
 
 
-def _workload(workload: Workload, arm: Arm, compute: dict[str, float]) -> sim.Workload:
-    first, *others = (nbytes // arm.compression for nbytes in workload.buckets)
-    ready = compute["first_bucket"] if others else compute["backward"]
-    return sim.Workload((sim.Bucket(first, ready), *(sim.Bucket(nbytes, compute["backward"]) for nbytes in others)),
+def _workload(compute: dict[str, float]) -> sim.Workload:
+    first, second = BUCKET_BYTES
+    return sim.Workload((sim.Bucket(first, compute["first_bucket"]), sim.Bucket(second, compute["backward"])),
                         compute["forward"], compute["backward"], compute["optimiser"])
 
 
