@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path as File
 from statistics import median
 from types import TracebackType
+from typing import Self
 
 from emulator.ethernet import BURST_SECONDS
 from emulator.hosts import ledger
@@ -41,6 +42,7 @@ class Network:
     for the delay: ``netem``, ``nfqueue``, ``tun``, or ``auto``, the best that this machine has.
     """
 
+    runtime = "netns"
     device = DEVICE
     python = sys.executable
 
@@ -58,7 +60,7 @@ class Network:
         self._ledger = Ledger(run)
         self._index = {host.name: index for index, host in enumerate(topology.hosts)}
         self.addresses = {name: f"{_SUBNET}.{index + 1}" for name, index in self._index.items()}
-        self.namespaces = {name: Namespace(f"ft-{run}-{index}", self._ledger.gate)
+        self.namespaces: Mapping[str, Namespace] = {name: Namespace(f"ft-{run}-{index}", self._ledger.gate)
                            for name, index in self._index.items()}
         self._hub = Namespace(f"ft-{run}-hub", self._ledger.gate)
         self._engine: engines.Engine | None = None
@@ -73,8 +75,7 @@ class Network:
         what was made. That is also done on Ctrl-C. The thread that calls it must live as long as the network does:
         with it go the processes that it started.
         """
-        engine = preflight(self.shaped, self._wish)
-        self._ledger.open([self._hub.name, *(namespace.name for namespace in self.namespaces.values())])
+        engine = self._claim()
         try:
             self._make_hosts()
             self._shape()
@@ -113,7 +114,7 @@ class Network:
         finally:
             self._ledger.clear()
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> Self:
         self.up()
         return self
 
@@ -169,6 +170,12 @@ class Network:
         """How the network was made, to be kept with every result; empty before it is up."""
         return dict(self._stamp)
 
+    def _claim(self) -> engines.MakesEngine:
+        """Find out whether all can be made, and take the run's name."""
+        engine = preflight(self.shaped, self._wish)
+        self._ledger.open([self._hub.name, *(namespace.name for namespace in self.namespaces.values())])
+        return engine
+
     def _make_hosts(self) -> None:
         hub = self._hub.name
         lines = [f"netns add {hub}", *(f"netns add {namespace.name}" for namespace in self.namespaces.values())]
@@ -180,11 +187,11 @@ class Network:
         quiet = {"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1",
                  # What engine tun gives back to its host comes from no device that leads to its sender.
                  "net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.default.rp_filter": "0"}
-        self._hub.sysctl(_existing(quiet))
+        self._hub.sysctl(existing(quiet))
         self._hub.ip(["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
                      + [f"link set {_port(index)} master br0 up" for index in self._index.values()])
         for name, namespace in self.namespaces.items():
-            namespace.sysctl(_existing(quiet | self._tcp()))
+            namespace.sysctl(existing(quiet | self._tcp()))
             namespace.ip(self._addressing(name))
 
     def _tcp(self) -> dict[str, str]:
@@ -201,20 +208,24 @@ class Network:
 
     def _addressing(self, host: str) -> list[str]:
         """Lines for ``ip -batch``: address, a route and a neighbour for each peer."""
-        mine = self.addresses[host]
-        tcp = f"congctl {self.shaped.congestion} rto_min {round(_RTO_MIN / self.speedup * 1000)}ms"
-        lines = ["link set lo up", f"addr add {mine}/32 dev {DEVICE}", f"link set {DEVICE} up"]
-        packet = shaping.largest_packet(self.shaped)
-        if packet is not None:
-            lines.insert(0, f"link set {DEVICE} gso_max_size {packet}")
+        lines = ["link set lo up", f"addr add {self.addresses[host]}/32 dev {DEVICE}", f"link set {DEVICE} up"]
         for peer, index in self._index.items():
             if peer != host:
-                # The receiver bounds the window: what `peer` may have on the way to us.
-                window = self.shaped.path(peer, host).window
-                clamp = "" if window is None else f" window {shaping.window_clamp(window)}"
-                lines += [f"route add {self.addresses[peer]}/32 dev {DEVICE} scope link src {mine} {tcp}{clamp}",
+                lines += [f"route add {self.addresses[peer]}/32 dev {DEVICE} scope link {self._route(host, peer)}",
                           f"neigh add {self.addresses[peer]} lladdr {_mac(index)} dev {DEVICE} nud permanent"]
-        return lines
+        return [*self._segments(), *lines]
+
+    def _segments(self) -> list[str]:
+        packet = shaping.largest_packet(self.shaped)
+        return [] if packet is None else [f"link set {DEVICE} gso_max_size {packet}"]
+
+    def _route(self, host: str, peer: str) -> str:
+        """What TCP on `host` is to know of the way to `peer`."""
+        # The receiver bounds the window: what `peer` may have on the way to us.
+        window = self.shaped.path(peer, host).window
+        clamp = "" if window is None else f" window {shaping.window_clamp(window)}"
+        return (f"src {self.addresses[host]} congctl {self.shaped.congestion} "
+                f"rto_min {round(_RTO_MIN / self.speedup * 1000)}ms{clamp}")
 
     def _shape(self) -> None:
         groups = {group.name: f"group{index}" for index, group in enumerate(self.shaped.groups)}
@@ -237,7 +248,7 @@ class Network:
     def _describe(self) -> dict[str, object]:
         bias = self._bias
         return {
-            "runtime": "netns",
+            "runtime": self.runtime,
             "engine": self.engine.name,
             **self.engine.stamp,
             # Seconds that each held packet is let go early, and the paths that are too short to be held.
@@ -249,7 +260,7 @@ class Network:
             "speedup": self.speedup,
             "rto_min": _RTO_MIN / self.speedup,
             "burst_seconds": BURST_SECONDS,
-            "tcp": _existing(self._tcp()),
+            "tcp": existing(self._tcp()),
             "kernel": platform.release(),
         }
 
@@ -310,7 +321,7 @@ def _require_congestion(name: str) -> None:
                         f"(modprobe tcp_{name}) or name another in the topology")
 
 
-def _existing(settings: dict[str, str]) -> dict[str, str]:
+def existing(settings: dict[str, str]) -> dict[str, str]:
     """Those of the settings that the kernel has: an old one may lack some, one without IPv6 has none to switch off."""
     return {key: value for key, value in settings.items() if File("/proc/sys", *key.split(".")).exists()}
 
