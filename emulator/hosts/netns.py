@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from emulator.ethernet import BURST_SECONDS
-from emulator.hosts import ledger
+from emulator.hosts import ledger, userns
 from emulator.hosts.ledger import Ledger
 from emulator.links import calibration, engines, fidelity, shaping
 from emulator.links.namespace import ROOT, LinkError, Namespace, Program, run, shared
@@ -249,6 +249,7 @@ class Network:
         bias = self._bias
         return {
             "runtime": self.runtime,
+            "rootless": userns.inside(),
             "engine": self.engine.name,
             **self.engine.stamp,
             # Seconds that each held packet is let go early, and the paths that are too short to be held.
@@ -302,7 +303,8 @@ def preflight(topology: Topology, engine: str = "auto") -> engines.MakesEngine:
 
 def _require_tools() -> None:
     if os.geteuid() != 0:
-        raise LinkError("making network namespaces needs root; run the same command with sudo")
+        raise LinkError("making network namespaces needs root, or root of a user namespace, which this system refuses: "
+                        f"{userns.why_not()}; run the same command with sudo, or ask frogtorch doctor")
     for tool in _TOOLS:
         if shutil.which(tool) is None:
             raise LinkError(f"the program {tool} is missing; install it (apt install iproute2)")
