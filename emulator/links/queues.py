@@ -46,7 +46,10 @@ class Queues:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
-        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
+        except PermissionError:      # root of a user namespace alone: as much as net.core.rmem_max allows
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
         self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
         # While a socket anywhere asks for times of arrival, the kernel stamps what devices receive, and the stamps come
         # up with the ids. Else a packet would be late by as long as we take to wake up: more when idle than when busy.
