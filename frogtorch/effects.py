@@ -214,11 +214,13 @@ class Release:
 class Send:
     """Send `region` to rank `to`; done when the region may be overwritten, result None.
 
-    The n-th Send from a to b meets the n-th Receive of b from a, in one round.
+    It leaves at once, whether or not it is received already. The n-th Send of a kind from a to b meets the n-th
+    Receive of that kind of b from a, in one round.
     """
 
     to: int
     region: Region
+    kind: str = "seg"
 
 
 @dataclass(slots=True)
@@ -227,6 +229,7 @@ class Receive:
 
     source: int
     into: Region
+    kind: str = "seg"
 
 
 class Together:

@@ -39,6 +39,7 @@ from frogtorch.lanes import WAITING, Lane, Lanes
 from frogtorch.memory.cells import Reading, Tally
 from frogtorch.memory.faults import GroupClosed, MemoryFault, RoundTimeout
 from frogtorch.memory.loop import Loop
+from frogtorch.memory.parcels import Parcel
 from frogtorch.memory.rates import BULK_BYTES
 from frogtorch.memory.space import Memory
 from frogtorch.memory.texts import address
@@ -175,9 +176,10 @@ class Operation:
         self._timeout = timeout
         self._done = done
         self._staged: dict[Buffer, Buffer] = {}  # as the collective has it: what it is in the pool
-        self._pairs: dict[tuple[str, int], int] = defaultdict(int)  # Sends and Receives so far, by peer
+        self._pairs: dict[tuple[str, str, int], int] = defaultdict(int)  # Sends and Receives so far, by peer and kind
         self._reads: dict[Reading, Lane] = {}
-        self._lent = 0  # cells that are served from the collective's own tensors
+        self._sends: dict[Parcel, tuple[Lane, int]] = {}  # and to whom
+        self._lent = 0  # cells and parcels that are served from the collective's own tensors
         self._held = False  # all is done but that readers have to catch up before the caller goes on
         record.timeout = timeout
         record.waiting = self._reads
@@ -225,9 +227,11 @@ class Operation:
             return [f"{memory.peers[rank]} to read {address(memory, cell.round, cell.name, memory.rank)}, kept for it "
                     f"here" for cell, rank in memory.published.waiting(self.number)]
         # Contributions first: a sum may be late because its owner waits, too.
+        reads = sorted(self._reads, key=lambda reading: reading.name.startswith(REDUCED))
         return [f"{address(memory, r.round, r.name, r.owner)} of {memory.peers[r.owner]} "
-                f"({r.got} of {len(r.view)} bytes came)"
-                for r in sorted(self._reads, key=lambda reading: reading.name.startswith(REDUCED))]
+                f"({r.got} of {len(r.view)} bytes came)" for r in reads] + [
+                f"{memory.peers[to]} to take {address(memory, parcel.round, parcel.name, memory.rank)}"
+                for parcel, (_, to) in self._sends.items()]
 
     def _explained(self, error: BaseException) -> BaseException:
         """A memory's fault, with what every one of them has to say: collective, round, group and rank."""
@@ -276,31 +280,34 @@ class Operation:
         return _HANDLERS[type(effect)](self, lane, effect)
 
     def _cancel(self, lane: Lane) -> None:
-        reading = lane.waits_for
-        if self._reads.pop(reading, None) is not None:
-            self._memory.cancel(reading)
+        what = lane.waits_for
+        if self._reads.pop(what, None) is not None:
+            self._memory.cancel(what)
+        else:
+            self._sends.pop(what, None)  # it goes on its way; what became of it concerns nobody here
 
     def _publish(self, lane: Lane, effect: Publish) -> None:
         begin = time.monotonic()
-        self._offer(effect.name, effect.region, effect.readers, effect.copy)
+        name, region = effect.name, effect.region
+        if effect.copy:
+            room = self._engine.pool.get(region.nbytes)
+            room.storage.view[:] = _bytes(region)
+            self._memory.publish(self.number, name, room.storage.view, effect.readers,
+                                 lambda: self._engine.pool.put(room), copied=True)
+        else:
+            self._lent += 1
+            self._memory.publish(self.number, name, _bytes(region), effect.readers, self._served)
         self._record.publish += time.monotonic() - begin
 
-    def _offer(self, name: tuple[str | int, ...], region: Region, readers: int, copy: bool) -> None:
-        if not copy:
-            self._lent += 1
-            self._memory.publish(self.number, name, _bytes(region), readers, self._served)
-            return
-        room = self._engine.pool.get(region.nbytes)
-        room.storage.view[:] = _bytes(region)
-        self._memory.publish(self.number, name, room.storage.view, readers, lambda: self._engine.pool.put(room),
-                             copied=True)
-
     def _read(self, lane: Lane, effect: Read) -> Any:
-        return self._await(lane, effect.name, effect.owner, effect.into)
+        reading = self._reading(encode_name(effect.name), effect.owner, effect.into)
+        return self._await(lane, reading, self._memory.read(reading, effect.name))
 
-    def _await(self, lane: Lane, name: tuple[str | int, ...], owner: int, into: Region) -> Any:
-        reading = Reading(self.number, encode_name(name), owner, self.what, _bytes(into), self.tally, self._filled)
-        if self._memory.read(reading, name):
+    def _reading(self, name: bytes, owner: int, into: Region) -> Reading:
+        return Reading(self.number, name, owner, self.what, _bytes(into), self.tally, self._filled)
+
+    def _await(self, lane: Lane, reading: Reading, filled: bool) -> Any:
+        if filled:
             self._record.read(reading)
             return None
         self._reads[reading] = lane
@@ -340,18 +347,30 @@ class Operation:
             raise ValueError(f"{effect.buffer!r} was released twice, or is not of this collective")
         self._engine.pool.put(room)
 
-    def _send(self, lane: Lane, effect: Send) -> None:
-        # A copy, so that it is done at once: the receiver may come as late as it likes.
-        self._offer(self._pair("to", effect.to, effect.to), effect.region, 1, copy=True)
+    def _send(self, lane: Lane, effect: Send) -> Any:
+        name = self._pair("to", effect.kind, effect.to)
+        parcel = Parcel(self.number, name, self.what, _bytes(effect.region), self.tally, self._sent)
+        self._memory.send(parcel, effect.to)
+        self._lent += 1
+        self._sends[parcel] = lane, effect.to
+        lane.waits_for = parcel
+        return WAITING
+
+    def _sent(self, parcel: Parcel, error: BaseException | None) -> None:
+        lane, _ = self._sends.pop(parcel, (None, None))
+        if lane is not None:
+            self._lanes.go_on(lane, error=error)
+        self._served()
 
     def _receive(self, lane: Lane, effect: Receive) -> Any:
-        return self._await(lane, self._pair("from", effect.source, self._record.rank), effect.source, effect.into)
+        reading = self._reading(self._pair("from", effect.kind, effect.source), effect.source, effect.into)
+        return self._await(lane, reading, self._memory.receive(reading))
 
-    def _pair(self, way: str, peer: int, to: int) -> tuple[str | int, ...]:
-        """The cell of the next Send to, or Receive from, `peer`: they are counted on both sides."""
-        index = self._pairs[way, peer]
-        self._pairs[way, peer] += 1
-        return "p2p", to, index
+    def _pair(self, way: str, kind: str, peer: int) -> bytes:
+        """The name of the next Send of a kind to, or Receive from, `peer`: they are counted on both sides."""
+        index = self._pairs[way, kind, peer]
+        self._pairs[way, kind, peer] += 1
+        return encode_name((kind, index))
 
 
 _HANDLERS: dict[type, Callable[[Operation, Lane, Any], Any]] = {

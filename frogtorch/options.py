@@ -26,7 +26,7 @@ class Options:
     """
 
     all_reduce: str | None = None
-    """Algorithm of all-reduce: ``shard`` (the default), ``pipelined`` or ``whole``."""
+    """Algorithm of all-reduce: ``shard`` (the default), ``pipelined``, ``whole``, or ``direct``, shard's control."""
 
     chunk_bytes: int | None = None
     """Largest chunk of a slice in ``pipelined``, in bytes; 1 MiB by default."""

@@ -43,7 +43,7 @@ def theory(topology: Topology, hosts: Sequence[str], arm: str) -> Theory | None:
         return None
     if arm == "gloo":
         return _ring(topology, hosts)
-    return _spread(topology, hosts) if arm in ("shard", "pipelined") else None
+    return _spread(topology, hosts) if arm in ("shard", "pipelined", "direct") else None
 
 
 def ratio(topology: Topology, hosts: Sequence[str]) -> float | None:

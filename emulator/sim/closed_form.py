@@ -4,7 +4,8 @@ Per rank and tensor of S bytes, for W ranks:
 
 - **gloo**, a ring: every rank sends 2(W-1)/W·S to the rank before it. A byte of the result passes 2(W-1) edges, one
   after the other.
-- **shard**, **pipelined**: every rank sends S/W to every other, twice; two delays, each that of the longest path.
+- **shard**, **pipelined**, **direct**: every rank sends S/W to every other, twice; two delays, each that of the longest
+  path.
 - **whole**: every rank sends S to every other, once.
 
 The time of the bytes is the longest, over all limits (paths, the access of hosts, shared groups, windows), of what
@@ -38,13 +39,13 @@ def closed_form(topology: Topology, hosts: Sequence[str], arm: str, nbytes: int)
         # 2(W-1) edges are two turns round the ring less two neighbouring edges.
         latency = 2 * sum(delays) - min((delays[i - 1] + delays[i] for i in range(len(delays))),
                                          default=0.0)
-    elif arm in ("shard", "pipelined", "whole"):
+    elif arm in ("shard", "pipelined", "direct", "whole"):
         longest = max((_delay(topology, hosts[a], hosts[b]) for a, b in pairs), default=0.0)
         phases, part = (1, nbytes) if arm == "whole" else (2, nbytes / size)
         traffic = dict.fromkeys(pairs, phases * part)
         latency = phases * longest
     else:
-        raise ValueError(f"no closed form for the arm {arm!r}: gloo, shard, pipelined and whole have one")
+        raise ValueError(f"no closed form for the arm {arm!r}: gloo, shard, pipelined, direct and whole have one")
     return latency + _transfer(topology, hosts, traffic)
 
 

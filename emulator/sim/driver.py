@@ -94,7 +94,7 @@ class Driver:
             case Release():
                 return self._give_back(effect)
             case Send():
-                return self._sending.send(self._rank, effect.to, self._number, effect.region.nbytes)
+                return self._sending.send(self._rank, self._number, effect)
             case Receive():
                 return self._receive(effect)
             case Together():
@@ -120,8 +120,8 @@ class Driver:
         yield from self._take(effect.owner, message, nbytes, effect.name[0] == SUM)
 
     def _receive(self, effect: Receive) -> Steps:
-        message = yield from self._sending.receive(self._rank, effect.source, self._number)
-        yield from self._take(effect.source, message, effect.into.nbytes)
+        message = yield from self._sending.receive(self._rank, self._number, effect)
+        yield from self._take(effect.source, message, effect.into.nbytes, effect.kind == SUM)
 
     def _take(self, source: int, message: Message, nbytes: int, reduced: bool = False) -> Steps:
         """Wait until a message is in, and count it."""

@@ -1,6 +1,6 @@
 """How a Send and the Receive that it meets become messages: plainly, or with Gloo's handshake.
 
-The n-th Send from a to b meets the n-th Receive of b from a in the same round.
+The n-th Send of a kind from a to b meets the n-th Receive of that kind of b from a in the same round.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from emulator.sim.connection import Message
+from emulator.sim.connection import Message, What
 from emulator.sim.rank import FRAME_HEADER, Rank
+from frogtorch.collectives.interest import FRAME_BYTES
+from frogtorch.effects import Receive, Send
+
+PREAMBLE = 48
+"""Bytes in front of each of Gloo's messages."""
 
 
 class Meeting:
@@ -28,32 +33,35 @@ class Meeting:
 
 
 class Plain:
-    """A Send is one message, at once: a frame's header and the payload."""
-
-    header = FRAME_HEADER
+    """A Send is one message, at once: the payload in frames, each with its header. As the backend does it."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._meetings: defaultdict[tuple[int, ...], Meeting] = defaultdict(lambda: Meeting(env))
-        self._counts: Counter[tuple[str, int, int, int]] = Counter()
+        self._meetings: defaultdict[tuple[object, ...], Meeting] = defaultdict(lambda: Meeting(env))
+        self._counts: Counter[tuple[object, ...]] = Counter()
 
-    def send(self, sender: Rank, to: int, number: int, nbytes: int) -> Generator[Event, Any, None]:
+    def send(self, sender: Rank, number: int, effect: Send) -> Generator[Event, Any, None]:
         """Send in round `number`; returns when the last byte has left."""
-        meeting = self._meet("send", number, sender.rank, to)
-        message = sender.channel(to).send(self.header + nbytes)
+        index, meeting = self._meet("send", number, sender.rank, effect.to, effect.kind)
+        nbytes = effect.region.nbytes
+        frames = max(1, -(-nbytes // FRAME_BYTES))
+        message = sender.channel(effect.to).send(frames * FRAME_HEADER + nbytes,
+                                                 what=What("DATA", number, nbytes, (effect.kind, index)))
         meeting.data.succeed(message)
         yield message.left
 
-    def receive(self, receiver: Rank, source: int, number: int) -> Generator[Event, Any, Message]:
+    def receive(self, receiver: Rank, number: int, effect: Receive) -> Generator[Event, Any, Message]:
         """Receive in round `number`; returns the message when it is on its way."""
-        message: Message = yield self._meet("receive", number, source, receiver.rank).data
+        _, meeting = self._meet("receive", number, effect.source, receiver.rank, effect.kind)
+        message: Message = yield meeting.data
         return message
 
-    def _meet(self, side: str, number: int, source: int, to: int) -> Meeting:
-        """The next meeting of a direction in a round, counted for each side apart."""
-        counter = (side, number, source, to)
+    def _meet(self, side: str, number: int, source: int, to: int, kind: str) -> tuple[int, Meeting]:
+        """The next meeting of a kind and direction in a round, and which it is, counted for each side apart."""
+        counter = (side, number, source, to, kind)
+        index = self._counts[counter]
         self._counts[counter] += 1
-        return self._meetings[number, source, to, self._counts[counter]]
+        return index, self._meetings[number, source, to, kind, index]
 
 
 class Handshake(Plain):
@@ -63,25 +71,24 @@ class Handshake(Plain):
     of header once the Send is posted and the Receive's notice is there. All wait their turn on the connection.
     """
 
-    header = 48
-
-    def send(self, sender: Rank, to: int, number: int, nbytes: int) -> Generator[Event, Any, None]:
+    def send(self, sender: Rank, number: int, effect: Send) -> Generator[Event, Any, None]:
         """Send in round `number`, when the receiver is ready; returns when the last byte has left.
 
         Gloo returns as soon as the kernel has taken that byte. In its ring this makes no difference: a step waits for
         its Receive as well, and the link is kept busy by the step that was posted behind it.
         """
-        meeting = self._meet("send", number, sender.rank, to)
-        sender.channel(to).send(self.header)
+        _, meeting = self._meet("send", number, sender.rank, effect.to, effect.kind)
+        channel, nbytes = sender.channel(effect.to), effect.region.nbytes
+        channel.send(PREAMBLE, what=What("SEND_READY", number, 0))
         yield meeting.welcome
-        message = sender.channel(to).send(self.header + nbytes)
+        message = channel.send(PREAMBLE + nbytes, what=What("DATA", number, nbytes))
         meeting.data.succeed(message)
         yield message.left
 
-    def receive(self, receiver: Rank, source: int, number: int) -> Generator[Event, Any, Message]:
+    def receive(self, receiver: Rank, number: int, effect: Receive) -> Generator[Event, Any, Message]:
         """Receive in round `number`; returns the message when it is on its way."""
-        meeting = self._meet("receive", number, source, receiver.rank)
-        notice = receiver.channel(source).send(self.header)
+        _, meeting = self._meet("receive", number, effect.source, receiver.rank, effect.kind)
+        notice = receiver.channel(effect.source).send(PREAMBLE, what=What("RECEIVE_READY", number, 0))
         notice.arrived.callbacks.append(meeting.welcome.trigger)
         message: Message = yield meeting.data
         return message

@@ -15,6 +15,7 @@ reads it, but only how many will.
 :mod:`.published`       this rank's cells: who waits for which, and who has them
 :mod:`.peers`           the other members: what comes from each, and what became of it
 :mod:`.incoming`        what each frame of a peer does
+:mod:`.parcels`         what is sent from one member to another without being a cell
 :mod:`.credit`          how much goes unasked, and how much is kept that nobody has read
 :mod:`.mailbox`         which receive gets which message
 :mod:`.rates`           how fast each peer is read from, and a warning if one is very slow

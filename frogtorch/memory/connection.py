@@ -15,6 +15,7 @@ from frogtorch.memory.wire import ATOMIC_BYTES, FRAME_MAX, LONGEST_FRAME, Kind
 
 if TYPE_CHECKING:
     from frogtorch.memory.cells import Cell, Reading, Tally
+    from frogtorch.memory.parcels import Parcel
     from frogtorch.memory.rendezvous import Link
     from frogtorch.memory.space import Memory
 
@@ -38,11 +39,14 @@ _sink = memoryview(bytearray(LONGEST_FRAME))
 
 
 class _Piece:
-    """Bytes on their way into the kernel. With the last of its bytes `cell` has been served, if there is one."""
+    """Bytes on their way into the kernel. With the last of its bytes `cell` has been served, if there is one.
+
+    A parcel is a cell here, of which nobody else gets anything.
+    """
 
     __slots__ = ("cell", "payload", "served", "tally", "view")
 
-    def __init__(self, view: memoryview, tally: Tally, payload: int = 0, cell: Cell | None = None,
+    def __init__(self, view: memoryview, tally: Tally, payload: int = 0, cell: Cell | Parcel | None = None,
                  served: bool = False) -> None:
         self.view = view
         self.tally = tally
@@ -69,7 +73,7 @@ class Connection:
         self.open = True
         self.blocked = False  # there is more to send; the loop says when the kernel takes it
         self._urgent: deque[_Piece] = deque()
-        self._bulk: deque[list] = deque()  # [cell, offset of the next frame]
+        self._bulk: deque[list] = deque()  # [cell, offset of the next frame, kind of its frames]
         self._writing: deque[_Piece] = deque()  # begun frames, that have to be ended
         # How long a frame may be. Each costs calls here and there, so it is as long as what the kernel has just taken
         # at once: a small cell, which waits for its end, does not wait longer than it would have for that.
@@ -110,7 +114,12 @@ class Connection:
             else:
                 self._urgent.append(_Piece(head, cell.tally, 0, cell, True))
         else:
-            self._bulk.append([cell, 0])
+            self._bulk.append([cell, 0, kind])
+        self.memory.dirty.add(self)
+
+    def post(self, parcel: Parcel) -> None:
+        """Queue a parcel, behind all that was queued before."""
+        self._bulk.append([parcel, 0, Kind.DATA])
         self.memory.dirty.add(self)
 
     def withdraw(self, number: int) -> None:
@@ -165,10 +174,10 @@ class Connection:
             piece = self._urgent.popleft()
             size += len(piece.view)
             self._writing.append(piece)
-        while self._bulk and size < 2 * self._frame and not self._urgent:
-            cell, offset = entry = self._bulk[0]
+        while self._bulk and size < 2 * self._frame and not self._urgent and len(self._writing) < PIECES_MAX:
+            cell, offset, kind = entry = self._bulk[0]
             length = min(self._frame, cell.nbytes - offset)
-            head = wire.encode(Kind.CELL, cell.round, cell.name, cell.what, cell.nbytes, offset, length)
+            head = wire.encode(kind, cell.round, cell.name, cell.what, cell.nbytes, offset, length)
             last = offset + length == cell.nbytes
             self._writing.append(_Piece(memoryview(head), cell.tally))
             self._writing.append(_Piece(cell.view[offset:offset + length], cell.tally, length, cell, last))
@@ -193,7 +202,7 @@ class Connection:
                 return
             self._writing.popleft()
             if piece.served and piece.cell is not None:
-                self.memory.published.served(piece.cell, self.rank)
+                self.memory.served(piece.cell, self.rank)
 
     # In -------------------------------------------------------------------------------------------------------
 
@@ -281,6 +290,13 @@ class Connection:
             if self._into is None:
                 self._reading = None
             self.memory.progress(reading, count)
+
+    def redirect(self, old: Reading, new: Reading) -> None:
+        """What is arriving for one read is for another from now on, which has as much already."""
+        if self._reading is old:
+            self._reading = new
+            if self._into is not None:
+                self._into = new.view[new.got:new.got + len(self._into)]
 
     def forget(self, reading: Reading) -> None:
         """A read is off: let the rest of the payload that is arriving for it go nowhere."""

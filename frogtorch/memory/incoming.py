@@ -26,6 +26,11 @@ class Incoming:
         peer = self._memory.peers[connection.rank]
         if frame.kind == Kind.CELL or frame.kind == Kind.UNASKED:
             self._cell(peer, frame, head, payload)
+        elif frame.kind == Kind.DATA:
+            reading = self._data(peer, frame, head)
+            if reading is not None:
+                reading.place(frame)[:] = payload
+                self._memory.progress(reading, len(payload))
         elif frame.kind == Kind.ASK:
             self._ask(peer, frame, head)
         elif frame.kind == Kind.OFFER:
@@ -38,8 +43,11 @@ class Incoming:
             self._memory.drop(peer, PeerLost(f"{peer} has left the group and closed its connection"))
 
     def long_frame(self, connection: Connection, frame: Frame, head: int) -> Reading | None:
-        """A frame of a long cell begins: the read that its payload is for, None if nobody wants it."""
-        reading = self._memory.peers[connection.rank].reads.get((frame.round, frame.name))
+        """A frame of a long cell or parcel begins: the read that its payload is for, None if nobody wants it."""
+        peer = self._memory.peers[connection.rank]
+        if frame.kind == Kind.DATA:
+            return self._data(peer, frame, head)
+        reading = peer.reads.get((frame.round, frame.name))
         return reading if reading is not None and self._fits(reading, frame, head) else None
 
     def _cell(self, peer: Peer, frame: Frame, head: int, payload: memoryview) -> None:
@@ -55,6 +63,16 @@ class Incoming:
             memory.progress(reading, len(payload))
         if frame.kind == Kind.UNASKED:
             memory.credit(peer)
+
+    def _data(self, peer: Peer, frame: Frame, head: int) -> Reading | None:
+        """A frame of a parcel begins: the receive that its payload is for, or where it waits for one."""
+        memory = self._memory
+        reading = peer.reads.get((frame.round, frame.name))
+        if reading is None:
+            if memory.over(frame.round) or not self._alike(peer, frame):
+                return None
+            reading = peer.early.place(frame, peer.rank, memory.tally(frame.round))
+        return reading if self._fits(reading, frame, head) else None
 
     def _offer(self, peer: Peer, frame: Frame, head: int) -> None:
         reading = peer.reads.get((frame.round, frame.name))
@@ -84,11 +102,16 @@ class Incoming:
                 peer.inbox.put(frame, data, head)
                 memory.mailbox.came(peer.rank, message)
             return  # or the receive that it was for has failed
-        operation = memory.operations.get(frame.round)
-        if operation is not None and operation.what != frame.what:
-            operation.fail(texts.differs(memory, frame.round, operation.what, peer, frame.what))
-            return
-        peer.inbox.put(frame, data, head)
+        if self._alike(peer, frame):
+            peer.inbox.put(frame, data, head)
+
+    def _alike(self, peer: Peer, frame: Frame) -> bool:
+        """Whether this rank does in a round what a peer does, as far as that is known; if not, it fails."""
+        operation = self._memory.operations.get(frame.round)
+        if operation is None or operation.what == frame.what:
+            return True
+        operation.fail(texts.differs(self._memory, frame.round, operation.what, peer, frame.what))
+        return False
 
     def _ask(self, peer: Peer, frame: Frame, head: int) -> None:
         memory, number = self._memory, frame.round
@@ -102,9 +125,7 @@ class Incoming:
             message = self._message(peer, frame)
             if message.to != peer.rank or not memory.mailbox.is_open(peer.rank, message):
                 return  # it has failed here, and the peer has been told
-        operation = memory.operations.get(number)
-        if operation is not None and operation.what != frame.what:
-            operation.fail(texts.differs(memory, number, operation.what, peer, frame.what))
+        self._alike(peer, frame)
         if not memory.over(number):
             if not memory.published.had(number, frame.name):  # or it has gone there unasked
                 memory.published.stands(number, frame.name, peer)
@@ -132,6 +153,7 @@ class Incoming:
             peer.gives_up(number, f"{peer} gave up {what}: {why}")
             for reading in [r for r in peer.reads.values() if r.round == number]:
                 memory.finish(reading, peer.fault(number))
+            memory.lose_parcels(peer, peer.fault(number), number)
 
     def _message(self, peer: Peer, frame: Frame) -> Message:
         """Which message between `peer` and this rank a frame is about."""

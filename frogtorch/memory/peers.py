@@ -6,6 +6,7 @@ from frogtorch.memory.cells import Inbox, Key, Reading
 from frogtorch.memory.connection import Connection
 from frogtorch.memory.credit import Credit
 from frogtorch.memory.faults import MemoryFault, PeerGaveUp, ProtocolError
+from frogtorch.memory.parcels import Early, Parcel
 
 STANDING_MAX = 1 << 16
 """Most requests of one peer that stand here at a time, answers that wait for it, and rounds that it gave up ahead."""
@@ -14,14 +15,17 @@ STANDING_MAX = 1 << 16
 class Peer:
     """Another member of the group."""
 
-    __slots__ = ("connection", "credit", "gave_up", "gone", "inbox", "rank", "reads", "standing")
+    __slots__ = ("connection", "credit", "early", "gave_up", "gone", "inbox", "parcels", "rank", "reads", "standing")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.rank = connection.rank
         self.reads: dict[Key, Reading] = {}
-        """Reads of its cells that are under way."""
+        """Reads of its cells, and receives of its parcels, that are under way."""
         self.inbox = Inbox()
+        self.early = Early()
+        self.parcels: dict[Parcel, None] = {}
+        """Parcels to it that the kernel does not have in full."""
         self.credit = Credit()
         self.standing = 0
         """Its requests that stand here."""

@@ -17,6 +17,7 @@ from frogtorch.memory.faults import GroupClosed, MemoryFault, PeerLost
 from frogtorch.memory.incoming import Incoming
 from frogtorch.memory.loop import Loop
 from frogtorch.memory.mailbox import Mailbox
+from frogtorch.memory.parcels import Parcel
 from frogtorch.memory.peers import Peer
 from frogtorch.memory.published import Published
 from frogtorch.memory.rates import Rates
@@ -118,7 +119,7 @@ class Memory:
         """What is wrong with what came for this round before it began here, if anything is."""
         what = self.operations[number].what
         for peer in self.peers.values():
-            for theirs in peer.inbox.kinds(number) - {what}:
+            for theirs in (peer.inbox.kinds(number) | peer.early.kinds(number)) - {what}:
                 return texts.differs(self, number, what, peer, theirs)
         return None
 
@@ -134,6 +135,7 @@ class Memory:
         for peer in self.peers.values():
             peer.gave_up.pop(number, None)
             peer.inbox.forget(number)
+            peer.early.forget(number)
             self.credit(peer)
         if error is not None:
             self._give_up(number, self.peers.values(), error)
@@ -163,6 +165,8 @@ class Memory:
         text = (str(error) or repr(error)).encode()[:TEXT_MAX]
         for peer in peers:
             peer.connection.withdraw(number)
+            for parcel in [one for one in peer.parcels if one.round == number]:
+                del peer.parcels[parcel]
             if peer.gone is None:
                 peer.connection.send(encode(Kind.GIVE_UP, number, name, total=len(text), length=len(text)) + text,
                                      self.tally(number))
@@ -211,6 +215,55 @@ class Memory:
             raise fault
         cell = Cell(number, key[1], operation.what, view, readers, operation.tally, retired, copied)
         self.published.add(cell, name)
+
+    def served(self, what: Cell | Parcel, rank: int) -> None:
+        """The kernel has the last byte of a cell, or of a parcel, for a peer."""
+        if isinstance(what, Cell):
+            self.published.served(what, rank)
+        else:
+            del self.peers[rank].parcels[what]
+            what.done(what, None)
+
+    # Parcels --------------------------------------------------------------------------------------------------
+
+    def send(self, parcel: Parcel, to: int) -> None:
+        """Send a parcel. Raises PeerLost or PeerGaveUp if nobody is there to take it."""
+        peer = self.peers[to]
+        fault = peer.fault(parcel.round)
+        if fault is not None:
+            raise fault
+        peer.parcels[parcel] = None
+        parcel.tally.payload_offered += parcel.nbytes
+        peer.connection.post(parcel)
+
+    def receive(self, reading: Reading) -> bool:
+        """Begin to receive a parcel, as a read that asks nobody; return whether it is filled already.
+
+        Raises PeerLost or PeerGaveUp if its sender is known to be gone, Mismatch if what came is something else.
+        """
+        peer, key = self.peers[reading.owner], (reading.round, reading.name)
+        reading.asked = True  # not even when it is late
+        came = peer.early.pop(key)
+        if came is not None:
+            if came.what != reading.what or len(came.view) != len(reading.view):
+                peer.connection.forget(came)
+                raise texts.wrong(self, reading, came.what, len(came.view))
+            reading.view[:came.got] = came.view[:came.got]
+            reading.first, reading.last, reading.got, reading.head = came.first, came.last, came.got, came.head
+            if reading.got == len(reading.view):
+                return True
+            peer.connection.redirect(came, reading)
+        fault = peer.fault(reading.round)
+        if fault is not None:
+            raise fault
+        peer.reads[key] = reading
+        return False
+
+    def lose_parcels(self, peer: Peer, error: MemoryFault | None, number: int | None = None) -> None:
+        """A peer takes no more parcels (of one round)."""
+        for parcel in [one for one in peer.parcels if number in (None, one.round)]:
+            del peer.parcels[parcel]
+            parcel.done(parcel, error)
 
     # Reads ----------------------------------------------------------------------------------------------------
 
@@ -308,8 +361,10 @@ class Memory:
             if number >= MESSAGES:
                 message = decode_message(name)
                 self.mailbox.forget(peer.rank, message.tag, message.number)
+        peer.early.broken()
         for reading in list(peer.reads.values()):
             self.finish(reading, error)
+        self.lose_parcels(peer, error)
         for receive in self.mailbox.hopeless(peer.rank, self.alone() is not None):
             receive.fail(error)
         self._quiet.notify_all()

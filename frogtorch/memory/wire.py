@@ -35,7 +35,7 @@ from frogtorch.collectives.interest import FRAME_BYTES, SMALL_BYTES, Interest
 from frogtorch.effects import Name
 from frogtorch.memory.faults import ProtocolError
 
-VERSION = 2
+VERSION = 3
 
 HEADER = struct.Struct("!BBBxIQQQ")
 
@@ -73,15 +73,17 @@ class Kind(IntEnum):
     (only then there is a name) it says so to the one rank at its other end."""
     BYE = 7
     """I leave the group. Everything I published has been sent."""
+    DATA = 8
+    """A part of a parcel, which is sent without having been asked for, whatever its size: see :mod:`.parcels`."""
 
 
 KINDS = frozenset(Kind)
 
-CELLS = frozenset({Kind.CELL, Kind.UNASKED})
-"""Frames that carry (a part of) a cell."""
+LADEN = frozenset({Kind.CELL, Kind.UNASKED, Kind.DATA})
+"""Frames that carry (a part of) a cell or a parcel."""
 
-NAMED = CELLS | {Kind.ASK, Kind.OFFER}
-"""Frames that are about a cell, and say its name."""
+NAMED = LADEN | {Kind.ASK, Kind.OFFER}
+"""Frames that are about a cell or a parcel, and say its name."""
 
 
 class Frame(NamedTuple):
@@ -162,7 +164,7 @@ def decode(data: memoryview) -> tuple[Frame, int] | None:
     if (length > LONGEST_FRAME or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX)
             or (kind == Kind.UNASKED and not length == total <= ATOMIC_BYTES)):
         raise ProtocolError(f"a {Kind(kind).name} frame with {length} bytes at {offset} of {total} is out of bounds")
-    if length and kind not in CELLS and kind != Kind.GIVE_UP:
+    if length and kind not in LADEN and kind != Kind.GIVE_UP:
         raise ProtocolError(f"a {Kind(kind).name} frame carries no payload, and this one has {length} bytes")
     if not named and kind in NAMED:
         raise ProtocolError(f"a {Kind(kind).name} frame has no name in it")

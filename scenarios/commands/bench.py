@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
                       help="sizes of the fp32 tensor (default: 4B 1KiB 16KiB 64KiB 1MiB 16.9MB 100MiB)")
     work.add_argument("--ddp", action="store_true",
                       help="time training steps of the founding workload under DistributedDataParallel instead")
-    benching.add_argument("--arm", choices=("shard", "pipelined", "whole"), nargs="+", default=["shard"],
+    benching.add_argument("--arm", choices=("shard", "pipelined", "whole", "direct"), nargs="+", default=["shard"],
                           help="all-reduce algorithms of frogtorch (default: shard)")
     benching.add_argument("--repetitions", type=_repetitions, default=20, metavar="N",
                           help="blocks; each holds every size and arm once (default: 20)")

@@ -17,7 +17,7 @@ SEGMENT, FRAME, HEADERS = 1448, 1514, 66
 BURST = 2 * FRAME  # of a slow link: a frame, and half a packet of two
 TWO_WAY = 1 + 33 / 1514  # wire bytes for each byte's own: half a frame of acknowledgements from the other direction
 RATE = 700e3
-ARMS = ["gloo", "shard", "pipelined", "whole"]
+ARMS = ["gloo", "shard", "pipelined", "whole", "direct"]
 
 
 def uniform(size, rate=RATE, access=None):
@@ -49,6 +49,8 @@ def test_shard_on_equal_paths_to_the_byte(size):
     frames = 64 * -(-cell // 131_072)
     seconds = 3 * D + 2 * (wire(cell + frames) * TWO_WAY - BURST) / RATE
     assert run(uniform(size), "shard", 3_000_000).seconds == pytest.approx(seconds, abs=5e-4)
+    # The control arm asks for nothing: the same bytes on the same paths, and one delay less.
+    assert run(uniform(size), "direct", 3_000_000).seconds == pytest.approx(seconds - D, abs=5e-4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
@@ -173,7 +175,7 @@ def test_nothing_beats_the_bytes_of_the_closed_form(name, head_start, arm):
 
 
 @pytest.mark.parametrize(("arm", "transfer", "delays"), [("gloo", 1.5, 6), ("shard", 0.5, 2), ("pipelined", 0.5, 2),
-                                                         ("whole", 1, 1)])
+                                                         ("direct", 0.5, 2), ("whole", 1, 1)])
 def test_the_closed_form(arm, transfer, delays):
     assert closed_form(*uniform(4), arm, 10**7) == pytest.approx(transfer * 1e7 / (RATE * 1448 / 1514) + delays * D)
     access = {"gloo": 1.5, "whole": 3}.get(arm, 1.5)
@@ -227,8 +229,8 @@ def test_what_cannot_be_simulated_is_refused(arguments, message):
 
 
 def test_an_arm_without_a_closed_form_says_so():
-    with pytest.raises(ValueError, match="no closed form for the arm 'direct'"):
-        closed_form(*uniform(2), "direct", 4)
+    with pytest.raises(ValueError, match="no closed form for the arm 'faithful'"):
+        closed_form(*uniform(2), "faithful", 4)
 
 
 def test_a_collective_that_can_never_end_is_an_error(monkeypatch):

@@ -22,7 +22,20 @@ from frogtorch.collectives import (
     reduce_scatter,
     scatter,
 )
-from frogtorch.effects import Buffer, Combine, Copy, Group, Look, Publish, Read, Release, Stage, Together
+from frogtorch.effects import (
+    Buffer,
+    Combine,
+    Copy,
+    Group,
+    Look,
+    Publish,
+    Read,
+    Receive,
+    Release,
+    Send,
+    Stage,
+    Together,
+)
 
 SMALL, LARGE = 4, 16_385
 """Bytes an element: of a few, and of those of which a single one is no small cell any more."""
@@ -39,6 +52,10 @@ class Net:
         self.cells = {}  # (owner, name): [region, values or None if served in place, readers left, ranks that have it]
         self.ready = []  # (lane, value)
         self.reads = []  # [lane, rank, effect, elements delivered]
+        self.sends = []  # [lane, rank, effect, parcel, elements that have left]; a parcel: (from, to, kind, number)
+        self.receives = []  # [lane, rank, effect, parcel, elements that have come]
+        self.parcels = {}  # its elements that are on their way
+        self.counts = {}
         self.done = []  # lanes of ranks that are done, but for cells that are served in place
         self.received = {}
 
@@ -50,6 +67,10 @@ class Net:
             possible = [("lane", i, lane.rank) for i, (lane, _) in enumerate(self.ready)]
             possible += [("read", i, rank) for i, (_, rank, asked, _) in enumerate(self.reads)
                          if (asked.owner, asked.name) in self.cells]
+            possible += [("send", i, rank) for i, (_, rank, _, parcel, _) in enumerate(self.sends)
+                         if not any(other[:2] == parcel[:2] for _, _, _, other, _ in self.sends[:i])]
+            possible += [("receive", i, rank) for i, (_, rank, _, parcel, _) in enumerate(self.receives)
+                         if self.parcels.get(parcel)]
             possible += [("done", i, lane.rank) for i, lane in enumerate(self.done) if not self.lent(lane.rank)]
             if not possible:
                 break
@@ -58,10 +79,17 @@ class Net:
                 self.step(*self.ready.pop(i))
             elif kind == "done":
                 self.ready.append((self.done.pop(i), None))
+            elif kind == "send":
+                self.leave(i)
+            elif kind == "receive":
+                self.arrive(i)
             else:
                 self.deliver(i)
         assert not self.done
         assert not self.reads, f"these wait for ever: {self.reads}"
+        assert not self.sends
+        assert not self.receives, f"these wait for ever: {self.receives}"
+        assert not any(self.parcels.values()), f"these were sent and not received: {self.parcels}"
         assert not self.cells, f"these were not read by all their readers: {self.cells}"
 
     def lent(self, rank):
@@ -108,6 +136,16 @@ class Net:
             case Read():
                 self.reads.append([lane, lane.rank, effect, 0])
                 return
+            case Send():
+                assert effect.region.count, "an empty region is not sent"
+                parcel = self.parcel("send", lane.rank, effect.to, effect.kind)
+                self.sends.append([lane, lane.rank, effect, parcel, 0])
+                return
+            case Receive():
+                assert effect.into.count, "an empty region is not received"
+                parcel = self.parcel("receive", effect.source, lane.rank, effect.kind)
+                self.receives.append([lane, lane.rank, effect, parcel, 0])
+                return
             case Combine():
                 assert effect.into.count, "an empty region is not combined"
                 total = read(effect.parts[0])
@@ -135,7 +173,33 @@ class Net:
                 return
         self.ready.append((lane, value))
 
+    def parcel(self, side, *way):
+        self.counts[side, way] = self.counts.get((side, way), -1) + 1
+        return *way, self.counts[side, way]
+
+    def leave(self, i):
+        """One more element leaves, of the parcel that is the first on its way."""
+        lane, _, effect, parcel, gone = self.sends[i]
+        self.parcels.setdefault(parcel, []).append(read(effect.region)[gone])
+        self.sends[i][-1] += 1
+        if gone + 1 == effect.region.count:
+            del self.sends[i]
+            self.ready.append((lane, None))
+
+    def arrive(self, i):
+        lane, rank, effect, parcel, come = self.receives[i]
+        self.check_free(effect.into)
+        effect.into.buffer.storage[effect.into.lo + come] = self.parcels[parcel].pop(0)
+        self.receives[i][-1] += 1
+        if come + 1 == effect.into.count:
+            del self.receives[i]
+            self.received[rank] += effect.into.nbytes
+            self.ready.append((lane, None))
+
     def check_free(self, region):
+        for _, _, effect, _, _ in self.sends:
+            if effect.region.buffer is region.buffer:
+                assert effect.region.hi <= region.lo or region.hi <= effect.region.lo, "written while it was sent"
         for served, values, *_ in self.cells.values():
             if values is None and served.buffer is region.buffer:
                 assert served.hi <= region.lo or region.hi <= served.lo, "written while it was served in place"

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import frogtorch
 
-ALGORITHMS = ("shard", "pipelined", "whole")
+ALGORITHMS = ("shard", "pipelined", "whole", "direct")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 
 

@@ -17,6 +17,7 @@ from frogtorch.memory.cells import Reading, Tally
 from frogtorch.memory.credit import CELL_BYTES
 from frogtorch.memory.endpoint import Endpoint
 from frogtorch.memory.faults import MemoryFault
+from frogtorch.memory.parcels import Parcel
 from frogtorch.memory.rendezvous import Link
 from frogtorch.memory.space import Memory
 from frogtorch.memory.wire import Kind, Message, encode, message_name, message_round
@@ -89,6 +90,9 @@ class Bench:
             memory.publish(number, ("rdr", 1), memoryview(bytes(LONG)), 1)
             self.read(number, ("bct", 1), 100, b"kind/x/float32")
             self.read(number, ("whl", 1), LONG, b"kind/x/float32")
+            assert not memory.receive(self.reading(number, ("arr", 7), LONG, b"kind/x/float32"))
+            memory.send(Parcel(number, b"ars.0", b"kind/x/float32", memoryview(bytes(LONG)), Tally(),
+                               lambda parcel, error: self.results.append(error)), 1)
         memory.mailbox.claim(1, 0)
         self.read(self.message(1, Message(0, 0, 0)), ("msg", 0, 0, 0), 100, b"message/float32")
         sent = memory.mailbox.send(1, 0)
@@ -102,18 +106,21 @@ class Bench:
             number, 1, message, error)), number)
 
     def read(self, number, name, nbytes, what):
+        assert not self.memory.read(self.reading(number, name, nbytes, what), name)
+
+    def reading(self, number, name, nbytes, what):
         # The bytes around the view are nobody's.
         room = bytearray(b"\xaa" * 64 + bytes(nbytes) + b"\xaa" * 64)
         self.guarded.append(room)
-        reading = Reading(number, wire.encode_name(name), 1, what, memoryview(room)[64:-64],
-                          Tally(), lambda reading, error: self.results.append(error))
-        assert not self.memory.read(reading, name)
+        return Reading(number, wire.encode_name(name), 1, what, memoryview(room)[64:-64],
+                       Tally(), lambda reading, error: self.results.append(error))
 
     def feed(self, data):
         """What the I/O thread would do with these bytes; anything that is raised here would have killed it."""
         data = memoryview(data)
         while data and self.connection.open:
             data = data[self.theirs.send(data[:50_000]):]
+            select.select([self.connection.sock], [], [], 5)
             self.connection.receive()
             self.memory.expire(time.monotonic())
             self.memory.flush()
@@ -170,6 +177,7 @@ CELL = (Kind.UNASKED, Kind.OFFER, Kind.CELL)
 KNOWN = [
     *((number, name, b"kind/x/float32", size, kinds) for number in (0, 3) for name, size, kinds in (
         (b"bct.1", 100, CELL), (b"whl.1", LONG, CELL), (b"arr.1", 0, CELL), (b"rdr.1", LONG, (Kind.ASK,)),
+        (b"arr.7", LONG, (Kind.DATA,)), (b"arr.8", LONG, (Kind.DATA,)), (b"arr.9", 100, (Kind.DATA,)),
         (b"", 0, (Kind.GIVE_UP, Kind.CREDIT)))),
     *((message_round(source, message), message_name(message), b"message/float32", size,
        (*(CELL if source else (Kind.ASK,)), Kind.GIVE_UP))
@@ -195,7 +203,7 @@ def frame(choose):
     wrong = choose.sample(sorted(OTHERWISE), choose.choice([0, 0, 1, 1, 2]))
     one |= {field: choose.choice(OTHERWISE[field]) for field in wrong}
     if "length" not in wrong:
-        one["length"] = min(one["total"], 1 << 17) if one["kind"] in wire.CELLS else 0
+        one["length"] = min(one["total"], 1 << 17) if one["kind"] in wire.LADEN else 0
         if 0 < one["offset"] < one["length"]:
             one["length"] -= one["offset"]
     head = encode(**one)
@@ -230,6 +238,7 @@ def refused(bench):
 @pytest.mark.parametrize(("flood", "said"), [
     # Without end, each frame as a member could send it once.
     (lambda i: encode(Kind.UNASKED, 3 + i, b"bct.1", b"w", 10, 0, 10) + bytes(10), "beyond all credit"),
+    (lambda i: encode(Kind.DATA, 3 + i, b"arr.0", b"w", 10, 0, 10) + bytes(10), "more than 300 bytes came"),
     (lambda i: encode(Kind.OFFER, 3 + i, b"bct.1", b"w", 10), "more than 300 offers"),
     (lambda i: encode(Kind.ASK, 3 + i, b"arr.0", b"w", 10), "more than 300 requests"),
     (lambda i: encode(Kind.GIVE_UP, 3 + i), "gave up more than 300 rounds"),
@@ -244,6 +253,7 @@ def refused(bench):
 def test_nothing_grows_without_end(monkeypatch, flood, said):
     monkeypatch.setattr("frogtorch.memory.cells.OFFERS_MAX", 300)
     monkeypatch.setattr("frogtorch.memory.peers.STANDING_MAX", 300)
+    monkeypatch.setattr("frogtorch.memory.parcels.EARLY_BYTES", 300)
     monkeypatch.setattr(credit, "UNASKED_BYTES", 300 * (CELL_BYTES + 10))
     bench = Bench()
     try:
@@ -277,6 +287,9 @@ def test_answers_that_are_not_taken(monkeypatch):
     ([(Kind.CELL, b"whl.1", LONG, 0, 20_000), (Kind.CELL, b"whl.1", LONG, 19_999, 20_001)],
      "goes on at byte 19999 where byte 20000 comes next"),
     ([(Kind.UNASKED, b"arr.1", 10, 0, 10), (Kind.UNASKED, b"arr.1", 10, 0, 10)], "came twice"),
+    ([(Kind.DATA, b"arr.8", 10, 0, 10), (Kind.DATA, b"arr.8", 10, 0, 10)], "came twice"),
+    ([(Kind.DATA, b"arr.8", LONG, 0, 20_000), (Kind.DATA, b"arr.8", LONG, 0, 20_000)],
+     "goes on at byte 0 where byte 20000 comes next"),
 ])
 def test_what_would_be_a_wrong_value(frames, said):
     bench = Bench()
@@ -304,5 +317,48 @@ def test_who_asks_for_what_has_gone_there_unasked_is_not_told_that_it_would_wait
         assert bench.answers((0, b"arr.0", b"another/x/float32")) == [0]
         bench.answers((0, b"rdr.1", b"kind/x/float32"))
         assert bench.answers((0, b"late", b"kind/x/float32")) == [0]  # now it has all that there is
+    finally:
+        bench.close()
+
+
+@pytest.mark.parametrize("came", [0, 10, 40, 100, 20_000, 20_100, 30_000, LONG])
+def test_a_parcel_is_received_wherever_it_is(came):
+    """`came` bytes of it, with its header, or in its second frame, are here as it is received; then comes the rest."""
+    what = b"kind/x/float32"
+    data = bytes(i % 251 for i in range(LONG))
+    cut = 20_000
+    stream = (encode(Kind.DATA, 1, b"arr.8", what, LONG, 0, cut) + data[:cut]
+              + encode(Kind.DATA, 1, b"arr.8", what, LONG, cut, LONG - cut) + data[cut:])
+    bench = Bench()
+    try:
+        bench.feed(stream[:came])
+        reading = bench.reading(1, ("arr", 8), LONG, what)
+        if not bench.memory.receive(reading):
+            bench.feed(stream[came:])
+        assert reading.got == LONG
+        assert reading.view == data
+        assert not bench.memory.peers[1].early
+    finally:
+        bench.close()
+
+
+def test_what_came_of_a_parcel_goes_with_its_round():
+    bench = Bench()
+    try:
+        for number in (1, 9):
+            bench.feed(encode(Kind.DATA, number, b"arr.8", b"kind/x/float32", 10, 0, 10) + bytes(10))
+        assert len(bench.memory.peers[1].early) == 2
+        bench.memory.end(1)
+        assert len(bench.memory.peers[1].early) == 1
+        bench.feed(encode(Kind.DATA, 1, b"arr.8", b"kind/x/float32", 10, 0, 10) + bytes(10))  # nobody wants it now
+        assert len(bench.memory.peers[1].early) == 1
+        # Of a rank that has gone, what came in full can still be received, and the rest cannot.
+        bench.feed(encode(Kind.DATA, 2, b"arr.8", b"kind/x/float32", 10, 0, 10) + bytes(10)
+                   + encode(Kind.DATA, 2, b"arr.9", b"kind/x/float32", 20, 0, 10) + bytes(10) + encode(Kind.BYE, 0))
+        assert bench.memory.receive(bench.reading(2, ("arr", 8), 10, b"kind/x/float32"))
+        with pytest.raises(MemoryFault, match="has left the group"):
+            bench.memory.receive(bench.reading(2, ("arr", 9), 20, b"kind/x/float32"))
+        with pytest.raises(MemoryFault, match="has left the group"):
+            bench.memory.send(Parcel(2, b"ars.1", b"kind/x/float32", memoryview(b"x"), Tally(), None), 1)
     finally:
         bench.close()

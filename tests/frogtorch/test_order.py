@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import frogtorch
 
-ALGORITHMS = ("shard", "pipelined", "whole")
+ALGORITHMS = ("shard", "pipelined", "whole", "direct")
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
 WORLDS = (2, 3, 4, pytest.param(6, marks=pytest.mark.slow))
 

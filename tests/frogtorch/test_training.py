@@ -66,7 +66,7 @@ def by_hand(size):
     return digest(model)
 
 
-@pytest.mark.parametrize("algorithm", ["shard", "pipelined", "whole"])
+@pytest.mark.parametrize("algorithm", ["shard", "pipelined", "whole", "direct"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_ddp_ends_with_the_bits_of_summing_in_rank_order(ranks, size, algorithm):
     def run(rank, size):

@@ -38,7 +38,7 @@ def test_limits_per_path(size, ring, shard):
 @pytest.mark.parametrize(("size", "both"), [(2, 24.1), (3, 32.1), (4, 36.1), (6, 40.2)])
 def test_limits_at_equal_accesses(size, both):
     topology, hosts = network(size, access=lambda host: {"up": SLOW, "down": SLOW})
-    for arm in ("gloo", "shard", "pipelined"):
+    for arm in ("gloo", "shard", "pipelined", "direct"):
         assert theory(topology, hosts, arm).slope * S == pytest.approx(both, rel=2e-3)
         assert theory(topology, hosts, arm).limit == "access"
     assert ratio(topology, hosts) == pytest.approx(1)

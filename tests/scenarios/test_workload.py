@@ -51,8 +51,8 @@ def test_ddp_on_four_ranks_ends_where_it_is_known_to_end(tmp_path):
 
 
 def test_ranks_of_all_arms_add_up(tmp_path):
-    with Ranks(places(tmp_path, 3, ("gloo", "shard", "pipelined", "whole"))) as ranks:
-        for arm in ("gloo", "shard", "pipelined", "whole"):
+    with Ranks(places(tmp_path, 3, ("gloo", "shard", "pipelined", "whole", "direct"))) as ranks:
+        for arm in ("gloo", "shard", "pipelined", "whole", "direct"):
             results = ranks.tell("all_reduce", arm=arm, nbytes=40_004, repetition=1)  # the rank checks the sum itself
             # Nobody can be done before the last has begun.
             assert min(result["end"] for result in results) > max(result["start"] for result in results)
