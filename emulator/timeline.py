@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from emulator.units import format_loss, format_rate, format_time
@@ -43,6 +43,10 @@ class Traffic:
     rate: float | None
     """Bytes per second at the link layer, headers included, as a path's rate; None: as much as TCP gets."""
     line: int = 0
+
+    def __str__(self) -> str:
+        rate = "as much as TCP gets" if self.rate is None else format_rate(self.rate)
+        return f"traffic {self.source} -> {self.target}, {rate}"
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,12 @@ def differences(before: Topology, after: Topology) -> Iterator[str]:
                   for field, show in _SHOWN.items() if getattr(one, field, None) != getattr(other, field, None)]
         if fields:
             yield f"{name(other)}: {', '.join(fields)}"
+
+
+def happenings(topology: Topology) -> list[tuple[float, str]]:
+    """Everything in the topology's timeline, in words, by second."""
+    seconds = (0.0, *topology.timeline.moments)
+    found = [(second, what) for before, second in pairwise(seconds)
+             for what in differences(topology.state(before), topology.state(second))]
+    found += [(flow.start, f"{flow}, until {flow.end:g} s") for flow in topology.timeline.traffic]
+    return sorted(found, key=lambda happening: happening[0])

@@ -15,7 +15,6 @@ from emulator.hosts.runtime import Runtime
 from emulator.links.namespace import LinkError, Program
 from emulator.timeline import Traffic, differences
 from emulator.topology import Topology
-from emulator.units import format_rate
 from scenarios.records import Applied
 
 _PATIENCE = 10.0
@@ -100,7 +99,7 @@ class Conductor:
             self._failure = failure
 
     def _flowed(self, flow: _Flow, began: float, ended: float, received: int) -> Applied:
-        return self._record(what=(flow.name,), second=flow.traffic.start, applied_second=self.second(began),
+        return self._record(what=(str(flow.traffic),), second=flow.traffic.start, applied_second=self.second(began),
                             ended_second=self.second(ended), received_bytes=received)
 
     def _kill(self) -> None:
@@ -113,8 +112,6 @@ class _Flow:
 
     def __init__(self, network: Runtime, traffic: Traffic) -> None:
         self.traffic = traffic
-        self.name = (f"traffic {traffic.source} -> {traffic.target}, "
-                     + ("as much as TCP gets" if traffic.rate is None else format_rate(traffic.rate)))
         self._speedup = network.speedup
         self._programs: list[Program] = []
         program = [network.python, "-m", "scenarios.traffic"]
@@ -140,7 +137,7 @@ class _Flow:
     def end(self) -> dict[str, Any]:
         """End it if it has not ended; `began` and `ended`, by the clock (None: it did not), and bytes `received`."""
         receiver, sender = self._programs
-        seen = {}
+        seen: dict[str, Any] = {}
         for program in (sender, receiver):
             assert program.stdin is not None
             program.stdin.close()
@@ -159,5 +156,5 @@ class _Flow:
         ready, _, _ = select.select([program.stdout], [], [], _PATIENCE)
         line = program.stdout.readline() if ready else b""
         if not line:
-            raise LinkError(f"{self.name}: {'a program of it died' if ready else f'no word for {_PATIENCE:.0f} s'}")
+            raise LinkError(f"{self.traffic}: {'a program of it died' if ready else f'no word for {_PATIENCE:.0f} s'}")
         return json.loads(line)

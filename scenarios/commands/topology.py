@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from emulator.timeline import happenings
 from emulator.topology import Topology, load
 from emulator.topology import rows as topology_rows
 from emulator.units import format_rate
@@ -21,7 +22,7 @@ def add(commands: Commands) -> None:
     """Add the command, which has commands of its own."""
     topologies = commands.add_parser("topology", help="look at a topology").add_subparsers(
         metavar="COMMAND", required=True)
-    showing = command(topologies, "show", _show, "check a topology, and print its hosts and paths")
+    showing = command(topologies, "show", _show, "check a topology, and print its hosts, paths and timeline")
     showing.add_argument("topology", type=Path, help="a topology, as YAML (topologies/*.yaml)")
 
 
@@ -42,3 +43,8 @@ def _print(topology: Topology) -> None:
     for row in topology_rows(topology):
         table.add_row(row.source, row.target, row.rate, row.delay, row.rtt, row.limits)
     console().print(table)
+    if topology.timeline:
+        later = Table("second", "what happens", title="from the start of a training on")
+        for second, what in happenings(topology):
+            later.add_row(f"{second:g}", what)
+        console().print(later)

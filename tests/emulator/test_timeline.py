@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from emulator.course import walk
-from emulator.timeline import STILL, Traffic
+from emulator.timeline import STILL, Traffic, happenings
 from emulator.topology import Topology, TopologyError, load
 
 COASTS = """\
@@ -227,3 +227,19 @@ def test_select_keeps_what_happens_to_the_hosts_that_are_left(tmp_path: File) ->
     assert [(p.source, p.target) for p in part.timeline.changes[0].paths] == [("w2", "e1"), ("e1", "w2")]
     assert part.state(40).groups[0].paths == {("w2", "e1")}
     assert [flow.source for flow in part.timeline.traffic] == ["w2"]
+
+
+def test_a_timeline_in_words(tmp_path: File) -> None:
+    assert happenings(read(tmp_path, """\
+  changes:
+    - {at: 20 s, from: w1, to: e1, rate: 10 %, delay: 50 ms}
+    - {at: 30 s, from: w1, to: e1, outage: 5 s}
+    - {at: 40 s, host: w1, up: 1 MB/s}
+  traffic: [{from: w1, to: e1, start: 1 s, end: 32 s, rate: 0.3 MB/s}, {from: e1, to: w1, start: 33 s, end: 34 s}]
+""")) == [
+        (1, "traffic w1 -> e1, 0.3 MB/s, until 32 s"),
+        (20, "w1 -> e1: rate 0.2 MB/s (2 MB/s before), delay 50 ms (40 ms before)"),
+        (30, "w1 -> e1: loss outage (0 % before)"),
+        (33, "traffic e1 -> w1, as much as TCP gets, until 34 s"),
+        (35, "w1 -> e1: loss 0 % (outage before)"),
+        (40, "w1: up 1 MB/s (30 MB/s before)")]
