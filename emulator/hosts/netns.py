@@ -130,7 +130,7 @@ class Network:
         """Move the calling process, which has one thread, into the host. Raises LinkError if the network is not up."""
         self.namespaces[self.topology.host(host).name].enter()
 
-    def entrance(self, host: str) -> Callable[[], None]:
+    def entrance(self, host: str) -> Callable[[], None] | None:
         """What does :meth:`enter` in another process."""
         return self.namespaces[self.topology.host(host).name].enter
 
@@ -213,11 +213,11 @@ class Network:
             if peer != host:
                 lines += [f"route add {self.addresses[peer]}/32 dev {DEVICE} scope link {self._route(host, peer)}",
                           f"neigh add {self.addresses[peer]} lladdr {_mac(index)} dev {DEVICE} nud permanent"]
-        return [*self._segments(), *lines]
+        return [*self._segments(host), *lines]
 
-    def _segments(self) -> list[str]:
-        packet = shaping.largest_packet(self.shaped)
-        return [] if packet is None else [f"link set {DEVICE} gso_max_size {packet}"]
+    def _segments(self, host: str) -> list[str]:
+        count = shaping.segments(self.shaped, host)
+        return [] if count is None else [f"link set {DEVICE} gso_max_segs {count}"]
 
     def _route(self, host: str, peer: str) -> str:
         """What TCP on `host` is to know of the way to `peer`."""

@@ -26,6 +26,7 @@ LEAST_QUEUE = 144 * 1024
 meet, a longer one has them lose more at a time, and share less evenly."""
 WIDE_OPEN = 12.5e9
 """Bytes per second of a class that limits nothing for now."""
+_TURN = 1e-4          # seconds
 _MOST_GROUPS = 2      # a path's turns in the hub: where it comes in, and where it goes out
 
 
@@ -165,16 +166,32 @@ def groups_of(topology: Topology, path: Path) -> list[str]:
     return [group.name for group in topology.groups if (path.source, path.target) in group.paths]
 
 
-def largest_packet(topology: Topology) -> int | None:
-    """Bytes of IP that one packet may have, or None if GSO may join as many segments as it likes.
+def segments(topology: Topology, host: str) -> int | None:
+    """How many TCP segments `host` may join in one packet (GSO); None: as many as it likes.
 
-    Four packets must fit the shortest queue; and where some are lost, at any time, each segment must be lost on its
-    own. Where all are lost it does not matter.
+    One where packets are lost, at any time: each must be lost on its own (where all are, it does not matter). A fourth
+    of the shortest queue. And where several paths share a limit, a tenth of a millisecond of it, but two are fine: HTB
+    lets those who borrow take turns of a packet rather than of bytes as soon as a packet is longer than a turn, or a
+    sender has no more than one waiting, so whoever joins more would get more.
     """
-    if any(0 < path.loss < 1 for state in states(topology) for path in state.paths):
-        return FRAME - 14
-    shortest = min((path.queue for path in topology.paths if path.queue is not None), default=LEAST_QUEUE)
-    return None if shortest >= LEAST_QUEUE else max(FRAME - 14, shortest // 4)
+    longest = [_turn(state, host) for state in states(topology)]
+    for path in topology.paths:
+        if path.source == host:
+            if any(0 < _same(path, state).loss < 1 for state in states(topology)):
+                return 1
+            if path.queue is not None and path.queue < LEAST_QUEUE:
+                longest.append(max(1, path.queue // 4 // FRAME))
+    return min((count for count in longest if count is not None), default=None)
+
+
+def _turn(topology: Topology, host: str) -> int | None:
+    """Segments of a turn at the tightest limit that a path of `host` shares with others; None if there is none."""
+    shared = [group.rate for group in topology.groups
+              if len(group.paths) > 1 and any(source == host for source, _ in group.paths)]
+    if len(topology.hosts) > 2:
+        shared += [rate for rate in (topology.host(host).up,
+                                     *(peer.down for peer in topology.hosts if peer.name != host)) if rate is not None]
+    return max(2, int(min(shared) * _TURN / FRAME)) if shared else None
 
 
 def states(topology: Topology) -> list[Topology]:
@@ -223,11 +240,11 @@ def refuse_change(topology: Topology, state: Topology) -> None:
             raise TopologyError(f"{state.file}: {what} was made without a limit and cannot get one while the links are "
                                 "up; give it one at some second of the topology's timeline, or bring the network up "
                                 "again")
-    if largest_packet(topology) is None and largest_packet(state) is not None:
-        lossy = next(path for path in state.paths if path.loss)
-        raise TopologyError(f"{state.file}:{lossy.line}: path {lossy.source} -> {lossy.target} cannot begin to lose "
-                            "packets while the links are up: they were made to join packets, which would be lost "
-                            "together; give it the loss at some second of the topology's timeline")
+    for path in state.paths:
+        if 0 < path.loss < 1 and segments(topology, path.source) != 1:
+            raise TopologyError(f"{state.file}:{path.line}: path {path.source} -> {path.target} cannot begin to lose "
+                                "packets while the links are up: its host was made to join segments, which would be "
+                                "lost together; give it the loss at some second of the topology's timeline")
 
 
 def why_not() -> str | None:

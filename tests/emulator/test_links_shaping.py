@@ -1,5 +1,7 @@
 """HTB's classes and netem's as text; nothing here touches the kernel."""
 
+from dataclasses import replace
+
 import pytest
 
 from emulator.links import netem, shaping
@@ -89,16 +91,30 @@ def test_a_window_is_what_the_field_and_its_scale_allow(window, clamp):
     assert shaping.window_clamp(window) == clamp
 
 
-def test_packets_are_small_where_queues_are_short_or_packets_lost(tmp_path):
-    hosts = "  a: {site: s}\n  b: {site: s}\n"
+def test_segments_are_joined_less_where_queues_are_short_packets_lost_or_limits_shared(tmp_path):
+    def joined(host, path="", a="", more=""):
+        hosts = f"  a: {{site: s{a}}}\n  b: {{site: s}}\n  c: {{site: s}}\n"
+        rules = f"  - {{between: [s, s], delay: 1 ms}}\n  - {{from: a, to: b, delay: 1 ms{path}}}\n{more}"
+        return shaping.segments(topology_of(tmp_path, hosts, rules), host)
 
-    def largest(more):
-        return shaping.largest_packet(topology_of(tmp_path, hosts, f"  - {{between: [s, s], delay: 1 ms{more}}}\n"))
+    assert joined("a") is None
+    assert joined("a", ", rate: 1 MB/s") is None
+    assert joined("a", ", queue: 40 kB") == 6       # a fourth is 10,000 B, of frames of 1514
+    assert joined("a", ", queue: 3 kB") == 1
+    assert joined("b", ", queue: 3 kB") is None     # the path begins elsewhere
+    assert joined("a", ", loss: 1 %") == 1
+    assert joined("a", a=", access: {up: 1 MB/s}") == 2
+    assert joined("a", a=", access: {up: 300 MB/s}") == 19      # 30,000 B
+    assert joined("b", a=", access: {up: 1 MB/s}") is None
+    assert joined("b", a=", access: {down: 1 MB/s}") == joined("c", a=", access: {down: 1 MB/s}") == 2
+    trunk = "groups:\n  trunk: {rate: 1 MB/s, paths: [{from: a, to: b}, {from: c, to: b}]}\n"
+    assert [joined(host, more=trunk) for host in "abc"] == [2, None, 2]
 
-    assert largest("") is None
-    assert largest(", queue: 40 kB") == 10_000
-    assert largest(", queue: 3 kB") == 1500
-    assert largest(", loss: 1 %") == 1500
+
+def test_an_outage_is_no_reason_to_join_less(tmp_path):
+    world = topology_of(tmp_path, "  a: {site: s}\n  b: {site: s}\n", "  - {between: [s, s], delay: 1 ms}\n")
+    cut = replace(world, paths=tuple(replace(path, loss=1) for path in world.paths))
+    assert shaping.segments(cut, "a") is None      # nothing comes through, however it is joined
 
 
 def test_netem_has_room_for_all_that_is_on_the_way():

@@ -138,7 +138,7 @@ paths: [{between: [lab, lab], delay: 1 ms}]
 
 
 @pytest.mark.parametrize("name", ["lan", "seattle-newyork", "seattle-newyork-access", "uniform-access",
-                                  "seattle-newyork-window"])
+                                  "seattle-newyork-window", "shared-uplink"])
 def test_shipped_topologies_have_six_hosts_and_all_thirty_paths(name: str) -> None:
     topology = load(ROOT / f"topologies/{name}.yaml")
     assert topology.name == name
@@ -164,6 +164,12 @@ def test_the_shipped_networks_limit_where_they_say() -> None:
         (True, None, 30e6, 30e6), (False, None, 30e6, 0.7e6), (False, None, 0.7e6, 30e6), (False, None, 0.7e6, 0.7e6)}
     assert rates("uniform-access") == {(True, None, 0.7e6, 0.7e6), (False, None, 0.7e6, 0.7e6)}
     assert rates("seattle-newyork-window") == {(True, 30e6, None, None), (False, None, None, None)}
+    assert rates("shared-uplink") == {(True, 30e6, None, None), (False, 30e6, None, None)}
+    uplinks = {group.name: (group.rate, len(group.paths))
+               for group in load(ROOT / "topologies/shared-uplink.yaml").groups}
+    # Three hosts in Seattle, two in New York, one in Chicago: each talks to those elsewhere.
+    assert uplinks == {f"{city}-{way}": (2.1e6, paths) for city, paths in
+                       (("seattle", 9), ("new-york", 8), ("chicago", 5)) for way in ("up", "down")}
     windowed = load(ROOT / "topologies/seattle-newyork-window.yaml").path("newyork-1", "seattle-ai")
     assert windowed.window is not None
     assert windowed.window / (2 * windowed.delay) == pytest.approx(0.7e6, rel=0.01)
