@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 
 from emulator.ethernet import FRAME, HEADERS
 
-WIRE_RATE = 4e9
-"""Bytes per second at which a link that has tokens passes them: a veth pair without limits carried 4.2 GB/s here."""
-
 PACKET_SECONDS = 2e-3
 """TCP sizes a packet to a millisecond of its pacing rate (Linux: ``sk_pacing_shift``), which is twice the rate at which
 it sends for as long as no packet is lost (slow start's ``tcp_pacing_ss_ratio``)."""
@@ -19,8 +16,6 @@ PACKET_SEGMENTS = 2, 45
 ACK_MOST = 0.5
 """The most of a link that acknowledgements take. They are cumulative: when they queue up, dropped ones cost nothing,
 so they thin out instead of starving the data; where that ends is a guess that only a rate ratio above 20 reaches."""
-
-_LEAST_TOKENS = 1.0  # bytes: less than this is rounding, not a burst
 
 
 def packet(rate: float) -> float:
@@ -40,13 +35,14 @@ class Link:
     Raises ValueError for a rate that is not above 0.
     """
 
-    __slots__ = ("acknowledging", "acks", "backs", "burst", "due", "flows", "load", "name", "rate", "since", "tokens")
+    __slots__ = ("acknowledging", "acks", "backs", "burst", "flows", "load", "name", "rate", "room", "since", "tokens")
 
     def __init__(self, name: str, rate: float, burst: float = 0.0) -> None:
         if not rate > 0:
             raise ValueError(f"{name}: a link's rate is more than 0 B/s, not {rate}")
         self.name = name
-        self.rate = rate
+        self.rate = self.room = rate
+        """Bytes per second, in all, and for flows: what acknowledgements leave."""
         self.burst = self.tokens = burst
         self.since = 0.0
         self.load = 0.0
@@ -58,36 +54,12 @@ class Link:
         """Bytes per second of the acknowledgements that want to cross it."""
         self.acks = 0.0
         """Those that do."""
-        self.due = math.inf
-        """When its tokens will be gone."""
 
     def settle(self, now: float) -> None:
-        """Bring the tokens up to date."""
-        if self.burst and now > self.since:
-            self.tokens = min(self.burst, max(0.0, self.tokens + (self.rate - self.load) * (now - self.since)))
+        """Bring the tokens up to date, before the load changes or they are taken."""
+        if self.tokens < self.burst and now > self.since:
+            self.tokens = min(self.burst, self.tokens + max(0.0, self.rate - self.load) * (now - self.since))
         self.since = now
-
-    @property
-    def capacity(self) -> float:
-        """Bytes per second that it passes at present."""
-        return max(WIRE_RATE, self.rate) if self.tokens >= _LEAST_TOKENS else self.rate
-
-    @property
-    def room(self) -> float:
-        """Bytes per second that it has for flows: what acknowledgements leave."""
-        return self.capacity - self.acks
-
-    def watch(self, now: float) -> bool:
-        """Work out the load, and when the tokens will be gone; returns whether they will."""
-        load = self.acks
-        for flow in self.flows:
-            load += flow.rate
-        self.load = load
-        if load > self.rate and self.tokens >= _LEAST_TOKENS:
-            self.due = now + self.tokens / (load - self.rate)
-            return True
-        self.due = math.inf
-        return False
 
     def __repr__(self) -> str:
         return f"Link({self.name}, {self.rate} B/s)"

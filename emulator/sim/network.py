@@ -5,7 +5,8 @@ Rates are worked out anew when a flow starts or ends, once an instant, after eve
 and only where that changes something (:mod:`~emulator.sim.reshare`).
 
 **Links are token buckets**, as kernel HTB classes are (tc-htb(8): ``rate`` and ``burst``): one that was idle lets
-`burst` bytes through at the speed of the wire before it holds flows to its rate.
+`burst` bytes through at once before it holds flows to its rate. What starts to move goes at once as far as all of its
+links have tokens, for a class of HTB borrows from those above it; the wire's own speed is left out.
 
 **Packets** are what a sender's segmentation offload makes: several segments that stay together up to the receiver.
 TCP makes them 2 ms of its rate long, two segments at least and 64 KiB at most (:func:`~emulator.sim.flow.packet`).
@@ -19,12 +20,13 @@ for 41,437 at 30 MB/s.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from simpy import Environment, Event
 from simpy.events import EventPriority
 
+from emulator.sim.fair import share
 from emulator.sim.flow import ACK_MOST, Flow, Link, acknowledgements
 from emulator.sim.reshare import reshare
 
@@ -50,10 +52,10 @@ class Network:
         self.env = env
         self._acks = acks
         self._starting: list[Callable[[], object]] = []
+        self._started: list[Flow] = []
         self._changed: dict[Link, None] = {}
-        self._moving: dict[Flow, None] = {}  # flows that have started in this instant
         self._solving = False
-        self._due: list[tuple[float, int, Flow | Link]] = []  # a heap; what has another `due` by now does not count
+        self._due: list[tuple[float, int, Flow]] = []  # a heap; what has another `due` by now does not count
         self._count = 0
         self._alarm: Event | None = None  # at which _ring looks for what is due
         self._alarm_at = math.inf
@@ -70,13 +72,9 @@ class Network:
         """
         if flow.done is not None:
             raise ValueError(f"{flow.left} bytes of this flow are still under way")
-        flow.left, flow.rate, flow.since, flow.done = nbytes, 0.0, self.env.now, done
-        for link in flow.links:
-            link.flows[flow] = None
-        for link in flow.back:
-            link.backs += 1
-        self._moving[flow] = None
-        self._touch(flow.links)
+        flow.left, flow.done = nbytes, done
+        self._started.append(flow)
+        self._solve_at_last()
 
     def shorten(self, flow: Flow, keep: float) -> float:
         """Let a moving flow end after `keep` more bytes at most; returns how many bytes were taken off."""
@@ -85,7 +83,7 @@ class Network:
         if taken:
             flow.left -= taken
             if flow.rate:
-                self._expect(flow, self.env.now + flow.left / flow.rate)
+                self._expect(flow)
                 self._set_alarm()
         return taken
 
@@ -93,16 +91,13 @@ class Network:
         """Give a link another rate and burst; what crosses it goes on."""
         link.settle(self.env.now)
         link.rate, link.burst, link.tokens = rate, burst, min(link.tokens, burst)
-        self._touch([link])
+        self._changed[link] = None
+        self._solve_at_last()
 
     def fire(self, event: Event, delay: float) -> None:
         """Let an event happen `delay` seconds from now."""
         event._ok, event._value = True, None  # triggered, as SimPy's Timeout does it, to be scheduled by hand
         self.env.schedule(event, _NORMAL, delay)
-
-    def _touch(self, links: Iterable[Link]) -> None:
-        self._changed.update(dict.fromkeys(links))
-        self._solve_at_last()
 
     def _solve_at_last(self) -> None:
         if not self._solving:
@@ -110,76 +105,107 @@ class Network:
             self._schedule(self._solve, 0.0, _LAST)
 
     def _schedule(self, callback: Callable[[Event], None], delay: float, priority: EventPriority) -> Event:
-        event = self.env.event()
+        event = Event(self.env)
         event.callbacks.append(callback)
-        event._ok, event._value = True, None  # triggered, as SimPy's Timeout does it, to be scheduled by hand
+        event._ok, event._value = True, None
         self.env.schedule(event, priority, delay)
         return event
 
     def _solve(self, _: Event) -> None:
-        while self._starting:
+        while self._starting or self._started:
             starting, self._starting = self._starting, []
             for begin in starting:
                 begin()
+            started, self._started = self._started, []
+            self._burst(started)
         self._solving = False
         now = self.env.now
         changed, self._changed = self._changed, {}
-        started, self._moving = self._moving, {}
-        seen = dict(changed)
-        anew: dict[Flow, None] = {}
-        for flow in started:
-            if not flow.links:
-                flow.rate = math.inf
-                anew[flow] = None
         for link in changed:
             self._acks_change(link)
+        loaded = dict(changed)  # links whose load may be another one now
+        anew: dict[Flow, None] = {}  # flows whose rate is
         for _turn in range(ACK_TURNS):
             back: dict[Link, None] = {}
-            for flow, (rate, bottleneck) in reshare(changed, now).items():
+            for flow, (rate, bottleneck) in reshare(changed).items():
                 flow.bottleneck = bottleneck
-                if rate != flow.rate or flow in started:
+                if rate != flow.rate:
                     flow.settle(now)
                     flow.rate = rate
                     anew[flow] = None
-                    if flow.back:
-                        self._acknowledge(flow, rate, back)
-                    for link in flow.links:
-                        seen[link] = None
-            seen.update(back)
-            changed = {link: None for link in (*back, *changed) if self._acks_change(link)}
+                    loaded.update(dict.fromkeys(flow.links))
+                    self._acknowledge(flow, self._acks(rate), back)
+            loaded.update(back)
+            changed = {link: None for link in back if self._acks_change(link)}
             if not changed:
                 break
         for flow in anew:
-            self._expect(flow, now + flow.left / flow.rate)
-        for link in seen:
+            self._expect(flow)
+        for link in loaded:
             link.settle(now)
-            if link.watch(now):
-                self._expect(link, link.due)
+            link.load = link.acks + sum([flow.rate for flow in link.flows])
         self._set_alarm()
 
-    def _acknowledge(self, flow: Flow, rate: float, back: dict[Link, None]) -> None:
-        """Let the acknowledgements of a flow be those of this rate."""
-        acks = self._acks(rate) if rate else 0.0
-        for link in flow.back:
-            # All of them are gone with the last flow, rounding included.
-            link.acknowledging = link.acknowledging + acks - flow.acks if link.backs else 0.0
-            back[link] = None
-        flow.acks = acks
+    def _burst(self, flows: list[Flow]) -> None:
+        """Let flows that start go as far as tokens let them go at once, which they share fairly; admit the others."""
+        now = self.env.now
+        wanting: dict[Link, int] = {}
+        for flow in flows:
+            flow.since = now
+            for link in flow.links:
+                link.settle(now)
+                wanting[link] = wanting.get(link, 0) + 1
+        together: dict[Flow, tuple[Link | Flow, ...]] = {}
+        bursts: dict[Flow, float] = {}
+        for flow in flows:
+            burst = flow.left
+            for link in flow.links:
+                burst = min(burst, link.tokens)
+                if wanting[link] > 1:
+                    together[flow] = *flow.links, flow  # no more than the flow itself moves
+                    break
+            bursts[flow] = burst
+        if together:
+            tokens: dict[Link | Flow, float] = {link: link.tokens for link in wanting}
+            bursts.update(share(together, tokens | {flow: flow.left for flow in together}))
+        for flow, burst in bursts.items():
+            flow.left -= burst
+            for link in flow.links:
+                link.tokens = max(0.0, link.tokens - burst)
+            if flow.left <= 0.0:
+                done, flow.done = flow.done, None
+                assert done is not None
+                done()
+                continue
+            for link in flow.links:
+                link.flows[flow] = None
+                self._changed[link] = None
+            for link in flow.back:
+                link.backs += 1
+
+    def _acknowledge(self, flow: Flow, acks: float, back: dict[Link, None]) -> None:
+        """Let the acknowledgements of a flow be so many bytes per second; `back` gets the links they cross."""
+        if acks != flow.acks:
+            for link in flow.back:
+                # All of them are gone with the last flow, rounding included.
+                link.acknowledging = link.acknowledging + acks - flow.acks if link.backs else 0.0
+                back[link] = None
+            flow.acks = acks
 
     def _acks_change(self, link: Link) -> bool:
-        """Let acknowledgements take what they now need of a link; returns whether that is something else."""
-        link.settle(self.env.now)
-        capacity = link.capacity
-        acks = min(ACK_MOST * capacity, link.acknowledging)
-        if abs(acks - link.acks) <= ACK_TINY * capacity:
+        """Let acknowledgements take what they now need of a link; returns whether this concerns flows."""
+        acks = min(ACK_MOST * link.rate, link.acknowledging)
+        if abs(acks - link.acks) <= ACK_TINY * link.rate and link.room == link.rate - link.acks:
             return False
         link.acks = acks
+        link.room = link.rate - acks
         return bool(link.flows)
 
-    def _expect(self, item: Flow | Link, due: float) -> None:
-        item.due = due
+    def _expect(self, flow: Flow) -> None:
+        """Note when a flow will end at the rate that it has."""
+        flow.due = self.env.now + flow.left / flow.rate
         self._count += 1
-        heappush(self._due, (due, self._count, item))
+        heappush(self._due, (flow.due, self._count, flow))
 
     def _set_alarm(self) -> None:
         due = self._due
@@ -194,19 +220,12 @@ class Network:
         if alarm is not self._alarm:
             return  # one was set for an earlier time
         self._alarm_at = math.inf
-        now = self.env.now
-        limit = now + _ROUNDING * (1 + now)
+        limit = self.env.now + _ROUNDING * (1 + self.env.now)
         due = self._due
         while due and due[0][0] <= limit:
-            at, _, item = heappop(due)
-            if at != item.due:
-                continue
-            if isinstance(item, Flow):
-                self._end(item)
-            else:
-                item.settle(now)
-                item.tokens, item.due = 0.0, math.inf
-                self._touch([item])
+            at, _, flow = heappop(due)
+            if at == flow.due:
+                self._end(flow)
         self._set_alarm()
 
     def _end(self, flow: Flow) -> None:
@@ -214,10 +233,10 @@ class Network:
         flow.left = flow.rate = 0.0
         for link in flow.links:
             del link.flows[flow]
-        back: dict[Link, None] = {}
+            self._changed[link] = None
         for link in flow.back:
             link.backs -= 1
-        self._acknowledge(flow, 0.0, back)
-        self._touch([*flow.links, *back])
+        self._acknowledge(flow, 0.0, self._changed)
+        self._solve_at_last()
         assert done is not None
         done()

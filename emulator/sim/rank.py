@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from simpy import Environment, Event
 
 from emulator.sim.connection import Channel, Connections, What
-from frogtorch.collectives.interest import FRAME_BYTES, SMALL_BYTES, interests, unasked
+from frogtorch.collectives.interest import FOR_ONE, FRAME_BYTES, SMALL_BYTES, interests, unasked
 from frogtorch.effects import Name
 
 FRAME_HEADER = 64
@@ -69,9 +69,9 @@ class Cell:
 
 
 class Rank:
-    """One rank of `size`; `group` is the list of them all, by rank, which may be filled later."""
+    """One rank; `group` is the list of them all, by rank, which may be filled later."""
 
-    def __init__(self, connections: Connections, rank: int, size: int, group: list[Rank]) -> None:
+    def __init__(self, connections: Connections, rank: int, group: list[Rank]) -> None:
         self.env: Environment = connections.env
         self.rank = rank
         self.group = group
@@ -82,7 +82,7 @@ class Rank:
         self._cells: dict[Key, Cell] = {}
         self._standing: defaultdict[Key, list[int]] = defaultdict(list)
         self._incoming: dict[tuple[int, Key], Event] = {}
-        self._interests = [interests(peer) for peer in range(size)]
+        self._interests = interests(rank)
 
     def channel(self, to: int) -> Channel:
         """Return the way from this rank to another."""
@@ -103,16 +103,18 @@ class Rank:
         self._cells[key] = cell
         if cell.copied:
             self.hold(cell.nbytes)
-        for peer in self.group:
-            if peer is not self and unasked(self._interests[peer.rank], key[1], cell.nbytes):
-                self._serve(key, cell, peer.rank, "UNASKED")
+        if cell.nbytes <= SMALL_BYTES:  # a larger one goes to nobody unasked, and there may be a million of them
+            kind, last = key[1][0], key[1][-1]
+            for peer in [self.group[last]] if kind in FOR_ONE and isinstance(last, int) else self.group:
+                if peer is not self and unasked(peer._interests, key[1], cell.nbytes):
+                    self._serve(key, cell, peer.rank, "UNASKED")
         for reader in self._standing.pop(key, ()):
             self._serve(key, cell, reader, "CELL")
 
     def ask(self, key: Key, owner: int, nbytes: int) -> Event:
         """Ask `owner` for a cell of `nbytes`. When it is sent, the event fires with the message and its size."""
         coming = self.incoming(owner, key)
-        if not unasked(self._interests[self.rank], key[1], nbytes):
+        if not unasked(self._interests, key[1], nbytes):
             request = self.channel(owner).send(FRAME_HEADER, True, What("ASK", key[0], 0, key[1]))
             request.arrived.callbacks.append(lambda _: self.group[owner]._asked(key, self.rank))
         return coming

@@ -23,36 +23,30 @@ Shares = dict[Flow, tuple[float, Link | None]]
 """Rates and bottlenecks."""
 
 
-def reshare(changed: Iterable[Link], now: float) -> Shares:
+def reshare(changed: Iterable[Link]) -> Shares:
     """Divide the `changed` links, whose room or flows are not what they were, and what this changes in turn.
 
-    Returns the flows that were divided anew, of whom not all need have another rate than before. Settles the links
-    it looks at.
+    Returns the flows that were divided anew, of whom not all need have another rate than before.
     """
-    found: Shares = {}
+    alone: Shares = {}
     together: dict[Flow, None] = {}
     for link in changed:
         for flow in link.flows:
-            if flow not in found and flow not in together:
-                if all(len(one.flows) == 1 for one in flow.links):  # alone: nobody to share with
-                    found[flow] = _alone(flow, now)
-                else:
+            least, bottleneck = link.room, link
+            for other in flow.links:
+                if len(other.flows) > 1:
                     together[flow] = None
+                    break
+                if other.room < least:
+                    least, bottleneck = other.room, other
+            else:
+                alone[flow] = least, bottleneck
     if together:
-        found.update(_divide(together, now))
-    return found
+        alone.update(_divide(together))
+    return alone
 
 
-def _alone(flow: Flow, now: float) -> tuple[float, Link]:
-    least, bottleneck = float("inf"), flow.links[0]
-    for link in flow.links:
-        link.settle(now)
-        if (room := link.room) < least:
-            least, bottleneck = room, link
-    return least, bottleneck
-
-
-def _divide(region: dict[Flow, None], now: float) -> Shares:
+def _divide(region: dict[Flow, None]) -> Shares:
     while True:
         if len(region) >= MANY:
             _complete(region)
@@ -60,7 +54,6 @@ def _divide(region: dict[Flow, None], now: float) -> Shares:
         room = {}
         others: list[tuple[Flow, Link]] = []
         for link in links:
-            link.settle(now)
             room[link] = link.room
             if len(link.flows) > 1:
                 for flow in link.flows:

@@ -41,7 +41,7 @@ class World:
         self.size = len(hosts)
         self.connections = Connections(self.env, topology, hosts, cold)
         self.ranks: list[Rank] = []
-        self.ranks += (Rank(self.connections, rank, self.size, self.ranks) for rank in range(self.size))
+        self.ranks += (Rank(self.connections, rank, self.ranks) for rank in range(self.size))
         self._factors = [factors.get(host, 1.0) for host in hosts]
         self._itemsize = itemsize
         self._costs = costs

@@ -34,7 +34,7 @@ def run(collective):
     env = Environment()
     connections = Connections(env, topology, names)
     ranks = []
-    ranks += [Rank(connections, i, SIZE, ranks) for i in range(SIZE)]
+    ranks += [Rank(connections, i, ranks) for i in range(SIZE)]
     drivers = [Driver(rank, 0, Plain(env), Costs()) for rank in ranks]
     lanes = [env.process(driver.run(collective(Group(i, SIZE)))) for i, driver in enumerate(drivers)]
     env.run(env.all_of(lanes))

@@ -24,7 +24,7 @@ class World:
         topology = Topology("test", "test.yaml", tuple(Host(n, "s") for n in names), paths, (), "cubic", "")
         self.env = Environment()
         self.ranks = []
-        self.ranks += [Rank(Connections(self.env, topology, names), i, size, self.ranks) for i in range(size)]
+        self.ranks += [Rank(Connections(self.env, topology, names), i, self.ranks) for i in range(size)]
         connections = self.ranks[0].connections
         for rank in self.ranks:
             rank.connections = connections
