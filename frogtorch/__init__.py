@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frogtorch import hooks as hooks
     from frogtorch.options import Options as Options
 
 __version__ = "0.1.0"
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from frogtorch.options import Options
 
         return Options
+    if name == "hooks":
+        import frogtorch.hooks as hooks
+
+        return hooks
     raise AttributeError(f"module 'frogtorch' has no attribute {name!r}")
 
 

@@ -14,7 +14,7 @@ A driver promises:
 A collective promises:
 
 * it yields effects in an order that depends on rank, world size, region sizes and the numbers it looks at alone,
-  never on arrival;
+  never on arrival (what :class:`Newest` finds does depend on it: a collective that asks for that is no all-reduce);
 * an empty region is not combined, copied, sent nor received. It is published and read only where ranks could believe
   in different sizes, or where that it came is what it says;
 * it does not write into a region that it has published with ``copy=False`` before every reader has it.
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Buffer", "Collective", "Combine", "Copy", "Effect", "Group", "Lane", "Look", "Name", "Publish", "Read", "Receive",
-    "Region", "Release", "Send", "Stage", "Together",
+    "Buffer", "Collective", "Combine", "Copy", "Effect", "Group", "Lane", "Look", "Name", "Newest", "Publish", "Read",
+    "Receive", "Region", "Release", "Send", "Stage", "Supersede", "Together",
 ]
 
 Name = tuple[str | int, ...]
@@ -232,6 +232,38 @@ class Receive:
     kind: str = "seg"
 
 
+@dataclass(slots=True)
+class Supersede:
+    """Make a copy of `region` readable by others as the cell `name`, in place of the one before; done at once.
+
+    Its address is (name, step): steps only grow, and no address is written twice. It has no number of readers: it goes
+    when the next one comes, but for those who are reading it then, who get it to its end. Cells of one `layout` are
+    alike: of one size, and their elements mean the same.
+    """
+
+    name: Name
+    region: Region
+    layout: int
+    step: int
+
+
+@dataclass(slots=True)
+class Newest:
+    """Fill `into` with the newest cell `name` of rank `owner`, if that is worth it: the result is its step, or None.
+
+    It is if it has this `layout` and came after step `have`; otherwise not a byte of it travels. The owner answers once
+    its newest is of step `oldest` or later (-1: whatever there is, and also if there is nothing). If the owner has left
+    the group, there is nothing new of it; an error if `have` is before `oldest`.
+    """
+
+    name: Name
+    owner: int
+    into: Region
+    layout: int
+    have: int
+    oldest: int
+
+
 class Together:
     """Run lanes (effects or generators) side by side; done when all are, result the list of theirs in lane order.
 
@@ -251,6 +283,6 @@ class Together:
         return f"Together({len(self.lanes)} lanes, width={self.width})"
 
 
-Effect = Publish | Read | Combine | Copy | Look | Stage | Release | Send | Receive | Together
+Effect = (Publish | Read | Combine | Copy | Look | Stage | Release | Send | Receive | Supersede | Newest | Together)
 Collective = Generator[Effect, Any, Any]
 Lane = Effect | Collective

@@ -14,6 +14,7 @@ from frogtorch import (
     collectives,
     functional,  # noqa: F401 - a kernel that it registers
 )
+from frogtorch.buckets import Buckets
 from frogtorch.calls import Call, call, collective
 from frogtorch.collectives.monitored_barrier import monitored_barrier
 from frogtorch.effects import Collective
@@ -42,13 +43,14 @@ def create(opts: Any, pg_options: Any) -> ProcessGroup:
     return ProcessGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout, str(opts.group_id), settings, ranks)
 
 
-class ProcessGroup(Reductions, Movements):
+class ProcessGroup(Reductions, Movements, Buckets):
     """One group of ranks, over FrogNet Memory: what torch calls.
 
     ====================  ============================================================================
     :class:`Member`       what the group is called, how it comes together, what is under way, its end
     :class:`Reductions`   collectives that reduce
     :class:`Movements`    collectives that move tensors
+    :class:`Buckets`      means of gradient buckets, for the comm hooks
     here                  barriers, and messages from one rank to another
     ====================  ============================================================================
 

@@ -2,7 +2,7 @@
 
 It knows bytes, names and ranks; nothing of tensors, and nothing of torch. An address is (space, name, owner): the
 space is the group and the incarnation it has in this run, the name is written once, and its owner does not know who
-reads it, but only how many will.
+reads it, but only how many will; or, of cells that supersede each other, not even that.
 
 ======================  ==========================================================================
 :mod:`.rendezvous`      members find each other, once, through the c10d store
@@ -13,6 +13,8 @@ reads it, but only how many will.
 :mod:`.cells`           cells, reads, addresses
 :mod:`.space`           the memory of one group: rounds, reads, the end
 :mod:`.published`       this rank's cells: who waits for which, and who has them
+:mod:`.questions`       asking for the newest cell of a name
+:mod:`.series`          this rank's cells of which only the newest counts
 :mod:`.peers`           the other members: what comes from each, and what became of it
 :mod:`.incoming`        what each frame of a peer does
 :mod:`.parcels`         what is sent from one member to another without being a cell

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from frogtorch.memory.credit import CELL_BYTES
 from frogtorch.memory.faults import ProtocolError
+from frogtorch.memory.questions import NEVER, Query
 from frogtorch.memory.wire import Frame
 
 OFFERS_MAX = 1 << 20
@@ -197,3 +198,16 @@ class Reading:
     def place(self, frame: Frame) -> memoryview:
         """Where the frame's payload belongs: for one that goes on where we are, of the size that we expect."""
         return self.view[frame.offset:frame.offset + frame.length]
+
+
+class Question(Reading):
+    """A read of the newest cell of a name, if it is worth it: `step` says which came, or that none did (NEVER)."""
+
+    __slots__ = ("query", "step")
+
+    def __init__(self, number: int, name: bytes, owner: int, what: bytes, view: memoryview, tally: Tally,
+                 done: Callable[[Reading, BaseException | None], None], query: Query) -> None:
+        super().__init__(number, name, owner, what, view, tally, done)
+        self.query = query
+        self.step = NEVER
+        self.asked = True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["GroupClosed", "MemoryFault", "Mismatch", "PeerGaveUp", "PeerLost", "ProtocolError", "RendezvousError",
-           "RoundTimeout"]
+__all__ = ["GroupClosed", "MemoryFault", "Mismatch", "PeerGaveUp", "PeerLeft", "PeerLost", "ProtocolError",
+           "RendezvousError", "RoundTimeout"]
 
 
 class MemoryFault(RuntimeError):  # noqa: N818 - its kinds are named for what happened
@@ -20,6 +20,10 @@ class ProtocolError(MemoryFault):
 
 class PeerLost(MemoryFault):
     """The connection to a peer ended while something was expected from it."""
+
+
+class PeerLeft(PeerLost):
+    """A peer has left the group in order, and something was still expected from it."""
 
 
 class PeerGaveUp(MemoryFault):

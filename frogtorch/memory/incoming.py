@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frogtorch.memory import texts
-from frogtorch.memory.cells import OFFERS_MAX, Reading
+from frogtorch.memory.cells import OFFERS_MAX, Question, Reading
 from frogtorch.memory.connection import Connection
-from frogtorch.memory.faults import PeerLost, ProtocolError
+from frogtorch.memory.faults import PeerLeft, ProtocolError
 from frogtorch.memory.peers import Peer
+from frogtorch.memory.questions import ANSWERS, decode_query, decode_version
 from frogtorch.memory.wire import MESSAGES, Frame, Kind, Message, decode_message, message_round
 
 if TYPE_CHECKING:
@@ -39,8 +40,14 @@ class Incoming:
             peer.credit.restore(frame.total)
         elif frame.kind == Kind.GIVE_UP:
             self._give_up(peer, frame, bytes(payload).decode(errors="replace"))
+        elif frame.kind == Kind.NEWER:
+            if peer.connection.waiting > OFFERS_MAX:
+                raise ProtocolError(f"{peer} does not take its answers, and goes on asking")
+            self._memory.series.asked(peer, frame, decode_query(payload), head + len(payload))
+        elif frame.kind in ANSWERS:
+            self._answer(peer, frame, head, payload)
         else:
-            self._memory.drop(peer, PeerLost(f"{peer} has left the group and closed its connection"))
+            self._memory.drop(peer, PeerLeft(f"{peer} has left the group and closed its connection"))
 
     def long_frame(self, connection: Connection, frame: Frame, head: int) -> Reading | None:
         """A frame of a long cell or parcel begins: the read that its payload is for, None if nobody wants it."""
@@ -135,6 +142,25 @@ class Incoming:
         if peer.connection.waiting > OFFERS_MAX:
             raise ProtocolError(f"{peer} does not take its answers, and goes on asking")
         memory.refuse(peer, number, frame.name)
+
+    def _answer(self, peer: Peer, frame: Frame, head: int, payload: memoryview) -> None:
+        """What is the newest of a name: the read of it has ended, or its bytes come next."""
+        reading = peer.reads.get((frame.round, frame.name))
+        if reading is None:  # it was called off
+            return
+        if not isinstance(reading, Question):
+            raise ProtocolError(f"an answer came to what was no question: {frame.name[:80]!r}")
+        reading.tally.socket_received += head + len(payload)
+        if frame.kind == Kind.SAME:
+            self._memory.finish(reading)
+            return
+        version, query = decode_version(payload), reading.query
+        if reading.step >= 0 or version.layout != query.layout or version.step <= max(query.have, query.oldest - 1):
+            raise ProtocolError(f"{peer} answers {query} about {frame.name[:80]!r} with {version}")
+        if (frame.what, version.nbytes) != (reading.what, query.nbytes):
+            self._memory.finish(reading, texts.unlike(self._memory, reading, frame.what, version.nbytes))
+            return
+        reading.step = version.step
 
     def _give_up(self, peer: Peer, frame: Frame, why: str) -> None:
         memory, number = self._memory, frame.round

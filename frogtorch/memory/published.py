@@ -81,6 +81,12 @@ class Published:
         if peer.rank in cell.waiting and peer.rank not in cell.sent_to:
             self._send(cell, peer, Kind.CELL)
 
+    def answer(self, cell: Cell, peer: Peer) -> None:
+        """Serve a cell to the one peer that it answers; nobody else will ask for it."""
+        cell.waiting = {peer.rank}
+        self.cells[cell.round, cell.name] = cell
+        self._send(cell, peer, Kind.CELL)
+
     def _send(self, cell: Cell, peer: Peer, kind: Kind) -> None:
         cell.sent_to.add(peer.rank)
         cell.tally.payload_offered += cell.nbytes

@@ -10,7 +10,7 @@ from typing import Protocol
 from frogtorch.collectives.interest import Interest, unasked
 from frogtorch.effects import Name
 from frogtorch.memory import texts
-from frogtorch.memory.cells import Cell, Reading, Tally
+from frogtorch.memory.cells import Cell, Question, Reading, Tally
 from frogtorch.memory.connection import Connection
 from frogtorch.memory.endpoint import Endpoint
 from frogtorch.memory.faults import GroupClosed, MemoryFault, PeerLost
@@ -20,8 +20,10 @@ from frogtorch.memory.mailbox import Mailbox
 from frogtorch.memory.parcels import Parcel
 from frogtorch.memory.peers import Peer
 from frogtorch.memory.published import Published
+from frogtorch.memory.questions import ask_newer, question
 from frogtorch.memory.rates import Rates
 from frogtorch.memory.rendezvous import Link
+from frogtorch.memory.series import Series
 from frogtorch.memory.wire import MESSAGES, TEXT_MAX, Kind, Message, decode_message, encode, encode_name, message_name
 
 ENDED_KEPT = 1024
@@ -71,6 +73,8 @@ class Memory:
         self.closed: MemoryFault | None = None
         self._quiet = threading.Condition(loop.lock)  # told when an operation, a cell or a connection has gone
         self.published = Published(self.peers, self._quiet.notify_all)
+        self.series = Series(self.published)
+        self._questions = 0
         self.incoming = Incoming(self)
         self._ended: dict[int, bytes] = {}  # what the latest rounds were
         self._tallies: dict[int, Tally] = {}
@@ -156,9 +160,14 @@ class Memory:
         self._quiet.notify_all()
 
     def end_unmatched(self, number: int) -> None:
-        """A receive is over that never knew which message it gets."""
+        """A receive is over that never knew which message it gets, or a round of questions: nobody else has to know."""
         del self.operations[number]
         self._quiet.notify_all()
+
+    def next_question(self) -> int:
+        """The number of a new round of questions, which is this rank's alone."""
+        self._questions += 1
+        return question(self.rank, self._questions)
 
     def _give_up(self, number: int, peers: Collection[Peer], error: BaseException, name: bytes = b"") -> None:
         self.published.unread.forget(number)
@@ -300,6 +309,14 @@ class Memory:
         peer.connection.send(encode(Kind.ASK, reading.round, reading.name, reading.what, len(reading.view)),
                              reading.tally)
 
+    def ask_newest(self, reading: Question) -> None:
+        """Ask for the newest cell of a name; the reading's ``done`` is called later. Raises PeerLost or PeerLeft."""
+        peer = self.peers[reading.owner]
+        if peer.gone is not None:
+            raise peer.gone
+        peer.reads[reading.round, reading.name] = reading
+        peer.connection.send(ask_newer(reading.round, reading.name, reading.what, reading.query), reading.tally)
+
     def cancel(self, reading: Reading) -> None:
         """Forget a read: nothing is written to its view any more."""
         if self.peers[reading.owner].reads.pop((reading.round, reading.name), None) is not None:
@@ -357,6 +374,7 @@ class Memory:
         peer.gone = error
         self.published.forget_requests(peer)
         self.published.loses(peer.rank)
+        self.series.forget(peer)
         for number, name in peer.inbox.forget_offers():
             if number >= MESSAGES:
                 message = decode_message(name)
@@ -406,6 +424,7 @@ class Memory:
             operation.fail(error)
         for cell in list(self.published.cells.values()):
             self.published.retire(cell)
+        self.series.close()
         self.loop.remove(self)
         self.flush()
         self._quiet.notify_all()

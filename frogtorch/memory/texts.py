@@ -45,5 +45,12 @@ def wrong(memory: Memory, reading: Reading, what: bytes, nbytes: int) -> Mismatc
                     f"rank {memory.rank} expects {len(reading.view)} bytes")
 
 
+def unlike(memory: Memory, reading: Reading, what: bytes, nbytes: int) -> Mismatch:
+    """The newest cell of a name is not what was asked for, though it has the same layout."""
+    return Mismatch(f"{reading.name.decode()} is {what.decode(errors='replace')} of {nbytes} bytes on "
+                    f"{memory.peers[reading.owner]}, but {reading.what.decode()} of {len(reading.view)} bytes on rank "
+                    f"{memory.rank}")
+
+
 def _dtype(what: bytes) -> str:
     return what.decode(errors="replace").rpartition("/")[2]

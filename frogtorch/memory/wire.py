@@ -8,7 +8,8 @@ byte  type    field
 2     u8      length of *what*: the collective, operation and dtype of the sender's round
 3     u8      0
 4     u32     length of the payload in this frame, at most :data:`LONGEST_FRAME`
-8     u64     round; for a message, which is in none, the number that :func:`message_round` gives it
+8     u64     round; for a message, which is in none, the number that :func:`message_round` gives it; for a question
+              and its answer, that of the question (:mod:`.questions`)
 16    u64     size of the whole cell, in bytes
 24    u64     where in the cell this payload begins
 32            name, what, payload
@@ -54,6 +55,10 @@ TEXT_MAX = 1024
 MESSAGES = 1 << 63
 """Rounds from here on are messages."""
 
+QUERY = struct.Struct("!qqqQ")
+VERSION_OF = struct.Struct("!qqQ")
+"""Payloads of a question and its answer: see :mod:`.questions`."""
+
 
 class Kind(IntEnum):
     """What a frame is for."""
@@ -76,13 +81,23 @@ class Kind(IntEnum):
     DATA = 8
     """A part of a parcel, which is sent without having been asked for, whatever its size: see :mod:`.parcels`."""
 
+    NEWER = 9
+    """What is the newest cell of this name that you have published? The payload is a question."""
+    SAME = 10
+    """Nothing newer than you have, or nothing that you could use. The payload says which is the newest."""
+    NEWEST = 11
+    """This one, as the payload says, and its bytes come as CELL frames."""
+
 
 KINDS = frozenset(Kind)
 
 LADEN = frozenset({Kind.CELL, Kind.UNASKED, Kind.DATA})
 """Frames that carry (a part of) a cell or a parcel."""
 
-NAMED = LADEN | {Kind.ASK, Kind.OFFER}
+PAYLOADS = {Kind.NEWER: QUERY.size, Kind.SAME: VERSION_OF.size, Kind.NEWEST: VERSION_OF.size}
+"""Bytes of payload of a frame that always has as many."""
+
+NAMED = LADEN | PAYLOADS.keys() | {Kind.ASK, Kind.OFFER}
 """Frames that are about a cell or a parcel, and say its name."""
 
 
@@ -164,7 +179,10 @@ def decode(data: memoryview) -> tuple[Frame, int] | None:
     if (length > LONGEST_FRAME or offset + length > total or (kind == Kind.GIVE_UP and length > TEXT_MAX)
             or (kind == Kind.UNASKED and not length == total <= ATOMIC_BYTES)):
         raise ProtocolError(f"a {Kind(kind).name} frame with {length} bytes at {offset} of {total} is out of bounds")
-    if length and kind not in LADEN and kind != Kind.GIVE_UP:
+    if kind in PAYLOADS:
+        if not length == total == PAYLOADS[Kind(kind)]:
+            raise ProtocolError(f"a {Kind(kind).name} frame has {PAYLOADS[Kind(kind)]} bytes of payload, not {length}")
+    elif length and kind not in LADEN and kind != Kind.GIVE_UP:
         raise ProtocolError(f"a {Kind(kind).name} frame carries no payload, and this one has {length} bytes")
     if not named and kind in NAMED:
         raise ProtocolError(f"a {Kind(kind).name} frame has no name in it")

@@ -17,7 +17,10 @@ A record is a dict, schema 1 (times in seconds, sizes in bytes, rates in bytes p
      "sent": {"1": the same four of what the kernel has accepted for this peer},
      "waiting": {"1": bytes that are still to come from it},
      "payload_offered": sizes of the published cells, once for every rank that asked for one or got it unasked,
-     "payload_received": B, "payload_sent": B, "socket_received": B, "socket_sent": B}
+     "payload_received": B, "payload_sent": B, "socket_received": B, "socket_sent": B,
+     "step": of a comm hook: the step, as the hook counts them, "bucket": which of the step's buckets; else null,
+     "incorporated": {"1": how many steps old that peer's bucket is, which is in the mean; one that is skipped is not
+                      here}, or null}
 
 Peers are ranks of the group. A rate leaves out what came together with the first byte, as nobody saw how long that
 took. ``socket_*`` is everything of the round on the group's sockets: payload, headers, requests. ``*_sent`` counts what

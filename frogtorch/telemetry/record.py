@@ -73,6 +73,12 @@ class Record:
     tag: int | None = None
     number: int | None = None
     """Which message of its pair, direction and tag it is."""
+    step: int | None = None
+    """Of a comm hook: the step, as the hook counts them."""
+    bucket: int | None = None
+    """Of a comm hook: which of the step's buckets it is."""
+    ages: dict[int, int] | None = None
+    """Of a comm hook: by peer whose bucket is in the mean, how many steps old it is."""
     timeout: float | None = None
     end: float = 0.0
     state: str = "started"
@@ -140,6 +146,8 @@ class Record:
             "waiting": self._missing(), "payload_offered": tally.payload_offered,
             "payload_received": tally.payload_received, "payload_sent": tally.payload_sent,
             "socket_received": tally.socket_received, "socket_sent": tally.socket_sent,
+            "step": self.step, "bucket": self.bucket,
+            "incorporated": None if self.ages is None else {str(peer): age for peer, age in sorted(self.ages.items())},
         }
 
     def _times(self, span: Span | None) -> Any:

@@ -1,0 +1,444 @@
+"""Comm hooks: what is in a mean, what is skipped and at what cost, what happens where ranks run ahead, leave or die."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import eventually, failure, group
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import frogtorch
+from frogtorch.hooks import EveryK, Faithful, FreshOnly, Taken, every_k, faithful, fresh_only
+
+LARGE = 8 << 20  # elements: 32 MiB, more than the buffers of two sockets hold
+
+
+class Bucket:
+    """As DDP hands one over: the values of this rank and step, and whose gradients they are."""
+
+    def __init__(self, values, index=0, parameters=()):
+        self._buffer = torch.tensor(values) if isinstance(values, list) else values
+        self._index = index
+        self._parameters = list(parameters)
+
+    def index(self):
+        return self._index
+
+    def buffer(self):
+        return self._buffer
+
+    def parameters(self):
+        return self._parameters
+
+
+def mean(hook, state, values, **bucket):
+    """What the hook makes of a bucket with these values."""
+    return hook(state, Bucket(values, **bucket)).wait().tolist()
+
+
+def store():
+    return dist.distributed_c10d._get_default_store()
+
+
+def passed(name):
+    """Wait for a word from another rank."""
+    store().wait([name], timedelta(seconds=30))
+
+
+def tell(name):
+    store().set(name, "1")
+
+
+def received():
+    return sum(seen["payload_received"] for seen in group().telemetry.take() if seen["collective"] == "fresh_only")
+
+
+# Semantics ----------------------------------------------------------------------------------------------------
+
+
+def test_faithful_is_the_mean_in_rank_order(ranks):
+    # In fp32, (1e8 + 1) - 1e8 is 0 in this order and 1 in any that begins with rank 0 and 2.
+    parts = [[1e8, 3.0], [1.0, 4.0], [-1e8, 5.0]]
+
+    def run(rank, size):
+        state = Faithful()
+        result = mean(faithful, state, parts[rank])
+        seen = group().telemetry.take()[-1]
+        assert (seen["collective"], seen["algorithm"], seen["step"], seen["bucket"]) == ("faithful", "whole", 0, 0)
+        assert seen["incorporated"] == {str(peer): 0 for peer in range(3) if peer != rank}
+        assert list(state.taken) == [Taken(0, 0, dict.fromkeys(set(range(3)) - {rank}, 0))]
+        return result
+
+    assert ranks(3, run) == [[0.0, 4.0]] * 3
+
+
+def test_every_k_takes_the_others_in_every_kth_step_and_nothing_else_travels(ranks):
+    def run(rank, size):
+        state = EveryK(3)
+        group().telemetry.take()
+        results = [mean(every_k, state, [float(10 * step + rank)]) for step in range(7)]
+        assert [(one.step, one.ages) for one in state.taken] == [
+            (step, {} if step % 3 else dict.fromkeys(set(range(3)) - {rank}, 0)) for step in range(7)]
+        seen = group().telemetry.take()
+        assert [one["step"] for one in seen] == list(range(7))
+        assert [one["payload_received"] for one in seen] == [0 if step % 3 else 8 for step in range(7)]
+        return [value for (value,) in results]
+
+    for rank, result in enumerate(ranks(3, run)):
+        assert result == [1, 10 + rank, 20 + rank, 31, 40 + rank, 50 + rank, 61]
+
+
+def test_fresh_only_takes_what_is_new_and_skips_what_is_not(ranks):
+    # Rank 0: steps 0, 1. Then rank 1: steps 0, 1. Then rank 0: step 2. Nobody else is on its way meanwhile.
+    def run(rank, size):
+        state = FreshOnly()
+        group().telemetry.take()
+        found = []
+
+        def step(value):
+            found.append((mean(fresh_only, state, [value, value]), received()))
+
+        if rank == 0:
+            step(1.0)
+            step(3.0)
+            tell("zero")
+            passed("one")
+            step(5.0)
+            tell("end")
+        else:
+            passed("zero")
+            step(11.0)
+            step(20.0)
+            tell("one")
+            passed("end")  # what it has published is there until then
+        return found, [tuple(one) for one in state.taken]
+
+    (zero, taken_by_0), (one, taken_by_1) = ranks(2, run)
+    assert zero == [([1.0, 1.0], 0), ([3.0, 3.0], 0), ([12.5, 12.5], 8)]  # (5 + 20) / 2
+    assert taken_by_0 == [(0, 0, {}), (1, 0, {}), (2, 0, {1: 1})]
+    # Its step 0 meets rank 0's step 1, which is ahead; its step 1 finds nothing new.
+    assert one == [([7.0, 7.0], 8), ([20.0, 20.0], 0)]
+    assert taken_by_1 == [(0, 0, {0: -1}), (1, 0, {})]
+
+
+def test_fresh_only_adds_up_in_rank_order_whoever_came_first(ranks):
+    parts = [[1e8], [1.0], [-1e8]]
+
+    def run(rank, size):
+        state = FreshOnly(bound=0)  # nobody goes on before all have published
+        if rank == 0:
+            passed("the others are there")
+        work = fresh_only(state, Bucket(parts[rank]))
+        if rank == 2:
+            tell("the others are there")
+        return work.wait().tolist()
+
+    assert ranks(3, run) == [[0.0]] * 3
+
+
+def test_a_skipped_peer_costs_a_question_and_no_payload(ranks):
+    def run(rank, size):
+        state = FreshOnly()
+        if rank == 0:
+            fresh_only(state, Bucket(torch.ones(LARGE))).wait()
+            tell("published")
+            passed("done")
+            return None
+        passed("published")
+        group().telemetry.take()
+        for _ in range(3):
+            fresh_only(state, Bucket(torch.zeros(LARGE))).wait()
+        tell("done")
+        return [(seen["payload_received"], seen["socket_received"]) for seen in group().telemetry.take()]
+
+    first, *others = ranks(2, run)[1]
+    assert first[0] == 4 * LARGE
+    for payload, on_the_socket in others:
+        assert payload == 0
+        assert 0 < on_the_socket < 100
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_a_peer_that_lags_beyond_the_bound_is_waited_for(ranks, bound):
+    def run(rank, size):
+        state = FreshOnly(bound=bound)
+        if rank == 0:
+            for step in range(bound):
+                assert mean(fresh_only, state, [float(step)]) == [float(step)]
+            late = fresh_only(state, Bucket([4.0]))
+            time.sleep(0.3)
+            assert not late.done()
+            tell("rank 0 waits")
+            return late.wait().tolist(), state.taken[-1].ages
+        passed("rank 0 waits")
+        return mean(fresh_only, state, [8.0])
+
+    (result, ages), _ = ranks(2, run)
+    assert result == [6.0]
+    assert ages == {1: bound}
+
+
+def test_what_was_put_into_other_buckets_is_not_mixed(ranks):
+    # Rank 0 is a step ahead, and DDP has changed its buckets: of the same size, but the parameters are others.
+    before, after = [torch.zeros(1), torch.zeros(1)], [torch.zeros(1), torch.zeros(1)]
+
+    def run(rank, size):
+        state = FreshOnly()
+        first = mean(fresh_only, state, [float(rank)], parameters=before) if rank == 0 else None
+        if rank == 0:
+            second = mean(fresh_only, state, [10.0], parameters=after)
+            tell("rank 0 is ahead")
+            passed("rank 1 is there")
+            third = mean(fresh_only, state, [20.0], parameters=after)
+            tell("end")
+            return first, second, third
+        passed("rank 0 is ahead")
+        first = mean(fresh_only, state, [1.0], parameters=before)
+        second = mean(fresh_only, state, [30.0], parameters=after)
+        tell("rank 1 is there")
+        passed("end")
+        return first, second
+
+    assert ranks(2, run) == [([0.0], [10.0], [25.0]), ([1.0], [20.0])]
+
+
+# Under DDP ----------------------------------------------------------------------------------------------------
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return (torch.randn(4, 6, generator=generator, dtype=torch.float64),
+            torch.randn(4, 3, generator=generator, dtype=torch.float64))
+
+
+def train(net, loss_of, steps=6):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def loss(net, rank, step):
+    x, y = batch(rank, step)
+    return mse_loss(net(x), y)
+
+
+def under_ddp(state, hook, rank, view, after_step=lambda: None):
+    """Parameters at the end of training with a hook, in buckets that DDP changes after the first step."""
+    net = DistributedDataParallel(model(), bucket_cap_mb=1e-4, gradient_as_bucket_view=view)
+    net.register_comm_hook(state, hook)
+
+    def loss_of(net, step):
+        if step:
+            after_step()
+        return loss(net, rank, step)
+
+    return train(net, loss_of)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_training_with_faithful_ends_where_training_on_all_data_does(ranks, view):
+    expected = train(model(), lambda net, step: sum(loss(net, rank, step) for rank in range(3)) / 3)
+    results = ranks(3, lambda rank, size: under_ddp(Faithful(), faithful, rank, view))
+    torch.testing.assert_close(results[0], expected, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_training_with_fresh_only_in_step_is_training_with_faithful(ranks, view):
+    # In step: nobody begins a step before all have ended the last, and with bound 0 nobody is skipped.
+    def run(rank, size):
+        state = FreshOnly(bound=0)
+        result = under_ddp(state, fresh_only, rank, view, dist.barrier)
+        return result, [(one.step, one.bucket, one.ages) for one in state.taken], under_ddp(
+            Faithful(), faithful, rank, view)
+
+    for rank, (result, taken, same) in enumerate(ranks(3, run)):
+        assert torch.equal(result, same)
+        assert {step for step, _, _ in taken} == set(range(6))
+        assert all(ages == dict.fromkeys(set(range(3)) - {rank}, 0) for _, _, ages in taken)
+
+
+def test_training_with_every_k_ends_where_ranks_that_meet_in_every_kth_step_do(ranks):
+    # The same in one process: a model a rank, whose gradients are averaged in steps 0, 2 and 4.
+    nets = [model() for _ in range(2)]
+    for step in range(6):
+        for rank, net in enumerate(nets):
+            net.zero_grad()
+            loss(net, rank, step).backward()
+        gradients = [[p.grad.clone() for p in net.parameters()] for net in nets]
+        for own, net in zip(gradients, nets, strict=True):
+            with torch.no_grad():
+                for p, mine, *both in zip(net.parameters(), own, *gradients, strict=True):
+                    p -= 0.1 * (mine if step % 2 else sum(both) / 2)
+    results = ranks(2, lambda rank, size: under_ddp(EveryK(2), every_k, rank, True))
+    for net, result in zip(nets, results, strict=True):
+        torch.testing.assert_close(result, torch.cat([p.detach().reshape(-1) for p in net.parameters()]), rtol=1e-12,
+                                   atol=1e-12)
+    assert not torch.equal(*results)
+
+
+def test_ranks_that_run_at_their_own_pace_come_to_their_ends(ranks):
+    # Rank 0 is ten times as fast, and leaves when it is done; nobody waits, and nobody fails.
+    def run(rank, size):
+        state = FreshOnly()
+        result = under_ddp(state, fresh_only, rank, True, lambda: time.sleep(0.02 * rank))
+        assert [one.step for one in state.taken if one.bucket == 0] == list(range(6))
+        return bool(result.isfinite().all())
+
+    assert ranks(3, run) == [True] * 3
+
+
+def test_hooks_are_found_without_an_import_of_their_own():
+    assert frogtorch.hooks.fresh_only is fresh_only
+
+
+# Memory -------------------------------------------------------------------------------------------------------
+
+
+def test_one_bucket_is_kept_however_many_were_published(ranks):
+    def run(rank, size):
+        state = FreshOnly(bound=1000)
+        if rank == 0:
+            for step in range(100):
+                for index in range(2):
+                    fresh_only(state, Bucket(torch.full((1000,), float(step)), index=index)).wait()
+            tell("published")
+            memory, pool = group()._memory, group()._engine.pool
+            assert len(memory.series) == 2
+            assert not memory.published.cells
+            # The two that are kept, and what the next ones will be copied into and read into.
+            assert sum(map(len, pool._free.values())) <= 4
+            passed("read")
+            return None
+        passed("published")
+        first = fresh_only(state, Bucket(torch.zeros(1000))).wait()
+        tell("read")
+        return first[0].item(), state.taken[-1].ages
+
+    assert ranks(2, run)[1] == (49.5, {0: -99})
+
+
+# The end ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_being_read_comes_to_its_end_though_its_owner_goes_on_and_leaves(ranks):
+    def run(rank, size):
+        state = FreshOnly(bound=0) if rank else FreshOnly()
+        if rank == 0:
+            passed("rank 1 waits")
+            for step in range(3):  # the first answers rank 1, the others supersede it while it is read
+                fresh_only(state, Bucket(torch.full((LARGE,), 2.0 + step))).wait()
+            return None
+        waits = fresh_only(state, Bucket(torch.zeros(LARGE)))
+        tell("rank 1 waits")
+        result = waits.wait()
+        return result.min().item(), result.max().item(), state.taken[-1].ages
+
+    assert ranks(2, run)[1] == (1.0, 1.0, {0: 0})
+
+
+def test_a_rank_that_ends_early_is_skipped_until_it_lags_too_far(ranks):
+    def run(rank, size):
+        state = FreshOnly(bound=5)
+        if rank == 0:
+            fresh_only(state, Bucket([1.0])).wait()
+            tell("published")
+            passed("rank 1 has read")
+            return None
+        passed("published")
+        assert mean(fresh_only, state, [3.0]) == [2.0]
+        tell("rank 1 has read")
+        assert eventually(lambda: group()._memory.peers[0].gone is not None)
+        for _ in range(5):
+            assert mean(fresh_only, state, [3.0]) == [3.0]
+        return failure(lambda: mean(fresh_only, state, [3.0]))
+
+    error = ranks(2, run)[1]
+    assert "bucket 0 of step 6" in error
+    assert "on rank 1: rank 0 at 127.0.0.1" in error
+    assert "has left the group" in error
+    assert "nothing later than step 0 came, which is beyond the staleness bound" in error
+
+
+def test_a_rank_that_dies_is_an_error(world):
+    def run(rank, size):
+        state = FreshOnly(bound=0)
+        if rank == 0:
+            mean(fresh_only, state, [1.0])
+            os.kill(os.getpid(), signal.SIGKILL)
+        mean(fresh_only, state, [1.0])
+        return failure(lambda: mean(fresh_only, state, [1.0]))
+
+    error = world(2, run).results(expected_dead=(0,))[1]
+    assert "fresh_only (float32), bucket 0 of step 1" in error
+    assert "it died, or was killed" in error
+
+
+def test_waiting_ends_with_the_timeout_and_says_for_what(ranks):
+    def run(rank, size):
+        if rank == 0:
+            passed("end")
+            return None
+        error = failure(lambda: mean(fresh_only, FreshOnly(bound=0), [1.0]))
+        tell("end")
+        return error
+
+    error = ranks(2, run, timeout=1)[1]
+    assert "hkb.1.0 of step 0 or later of rank 0 at 127.0.0.1" in error
+    assert "timeout of 1 s passed" in error
+
+
+# Refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_another_backend_is_refused(ranks):
+    def run(rank, size):
+        return failure(FreshOnly, TypeError), failure(lambda: EveryK(2, dist.group.WORLD), TypeError)
+
+    for errors in ranks(2, run, backend="gloo"):
+        for error in errors:
+            assert "a group of backend 'gloo' has not" in error
+            assert 'init_process_group("frogtorch")' in error
+
+
+def test_what_cannot_be_is_refused(ranks):
+    def run(rank, size):
+        state = Faithful()
+        models = [[torch.zeros(1)], [torch.zeros(1)]]
+        mean(faithful, state, [1.0], parameters=models[0])
+        mean(faithful, state, [1.0], parameters=models[1])
+        return [failure(lambda: FreshOnly(bound=-1), ValueError), failure(lambda: FreshOnly(bound=0.5), ValueError),
+                failure(lambda: EveryK(0), ValueError), failure(lambda: fresh_only(None, Bucket([1.0])), TypeError),
+                failure(lambda: mean(faithful, state, [1.0], parameters=models[0]))]
+
+    for negative, half, zero, no_state, two in ranks(2, run):
+        assert negative == "bound is a whole number of steps, 0 or more, not -1"
+        assert "not 0.5" in half
+        assert zero == "k is a whole number of steps, 1 or more, not 0"
+        assert "register_comm_hook(frogtorch.hooks.FreshOnly(...), frogtorch.hooks.fresh_only), not" in no_state
+        assert two == "this Faithful serves two models; give each a state of its own"
+
+
+def test_buckets_of_different_sizes_are_a_mismatch(ranks):
+    def run(rank, size):
+        error = failure(lambda: mean(fresh_only, FreshOnly(bound=0), [1.0] * (rank + 1)))
+        dist.barrier()
+        return error
+
+    errors = ranks(2, run)
+    assert "hkb.1.0 is fresh_only/buckets/float32 of 8 bytes on rank 1" in errors[0]
+    assert "of 8 bytes on rank 1" in errors[1]
