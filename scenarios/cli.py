@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scenarios.commands import bench, down, report, rule, run, topology
+from scenarios.commands import bench, doctor, down, probe, report, rule, run, topology
 
-COMMANDS = (run, report, bench, topology, rule, down)
+COMMANDS = (run, report, bench, topology, probe, rule, doctor, down)
 """In the order of the help."""
 
 _DESCRIPTION = """\
@@ -25,6 +25,7 @@ examples:
   sudo frogtorch compare scenarios/quick.yaml                 predict, measure, and show both
   frogtorch report runs/quick-20260102-030405                 the tables and figures of a run, again
   frogtorch bench --world 2 --sizes 4B 1MiB                   the backend beside gloo on loopback; needs no root
+  sudo frogtorch probe --topology topologies/lan.yaml         what limits each path, as if it were not known
   sudo frogtorch down                                         remove what a killed run left
 
 Measuring makes network namespaces, so it needs root; nothing outside them is touched."""

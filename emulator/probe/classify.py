@@ -1,0 +1,184 @@
+"""What follows from what was measured: pure functions, with the tolerances they go by.
+
+The first question of every judgement is whether a flow got less in company than alone. A limit that takes less than
+:data:`DROP` from it is not seen; it would not change a prediction by more than that either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from emulator.probe.survey import Estimate, Flow, Host, Pair, Trial
+
+DROP = 0.04
+"""Fraction of its rate that a flow loses for certain when it shares a limit. Steady flows repeat within 1 %."""
+WINDOW_DROP = 0.15
+"""The same where a window limits: a round trip that takes longer on a busy machine is not a limit that is shared."""
+GAIN = 1.15
+"""Two connections beside one: more than this, and it was the connection that was limited."""
+ALL_GAIN = 1.8
+"""Two connections that move this much more than one met no other limit on their way."""
+EQUAL = 0.1
+"""Two limits whose rates differ by less may be one."""
+ACKS = 0.025
+"""Of the data in one direction, what its acknowledgements take of the other: 66 of 3,028 bytes, rounded up."""
+MACHINE = 0.25
+"""Of its loopback's rate, what a machine can carry through links and be sure not to be the limit itself: a packet that
+crosses a device, a bridge and a queue costs several times what loopback costs."""
+WINDOW = 0.5
+"""Share of the time that a sender waits for the receiver's window, from which on the window is what limits it."""
+LOSS = 5e-4
+"""Share of segments sent again from which on loss may be what limits a connection."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One path with the network to itself: one connection, then two."""
+
+    one: Flow
+    two: Flow
+
+    @property
+    def per_connection(self) -> bool:
+        """Whether a second connection moves more, beyond doubt."""
+        one, two = self.one.estimate, self.two.estimate
+        return two.value > GAIN * one.value and two.low > one.high
+
+    @property
+    def driven(self) -> Flow:
+        """The flow that shows what the path itself can carry, and as which it is driven in company."""
+        return self.two if self.per_connection else self.one
+
+    @property
+    def rate(self) -> float:
+        """What it carried."""
+        return self.driven.rate
+
+
+@dataclass(frozen=True)
+class Company:
+    """A trial of several paths: which of them lost, and whether the machine itself may have been the reason."""
+
+    trial: Trial
+    dropped: frozenset[Pair]
+    machine: bool
+
+    @property
+    def kept(self) -> frozenset[Pair]:
+        """Paths that carried what they carry alone."""
+        return frozenset(flow.pair for flow in self.trial.flows) - self.dropped
+
+
+def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]) -> Company:
+    """Compare each flow of `trial` with the same flow alone."""
+    into: dict[str, float] = {}
+    out_of: dict[str, float] = {}
+    for flow in trial.flows:
+        into[flow.target] = max(into.get(flow.target, 0.0), flow.rate)
+        out_of[flow.source] = max(out_of.get(flow.source, 0.0), flow.rate)
+
+    def lost(flow: Flow) -> bool:
+        before = alone[flow.pair]
+        slack = (WINDOW_DROP if before.per_connection else DROP) * before.rate
+        # What its source gets and its target sends is acknowledged on the flow's own way.
+        acks = ACKS * max(into.get(flow.source, 0.0), out_of.get(flow.target, 0.0))
+        late = max(0.0, flow.idle - before.driven.idle) * before.rate
+        return flow.rate < before.rate - slack - acks - late and flow.estimate.high < before.driven.estimate.low
+
+    return Company(trial, frozenset(flow.pair for flow in trial.flows if lost(flow)), by_machine(trial.flows, hosts))
+
+
+def by_machine(flows: Sequence[Flow], hosts: Mapping[str, Host]) -> bool:
+    """Whether some machine carried so much that it may have been the limit itself."""
+    carried: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for flow in flows:
+        for host in {hosts[end].machine: hosts[end] for end in flow.pair}.values():
+            carried[host.machine] = carried.get(host.machine, 0.0) + flow.rate
+            most[host.machine] = host.loopback
+    return any(carried[machine] > MACHINE * most[machine] for machine in carried)
+
+
+def equal(one: float, other: float) -> bool:
+    """Whether two rates may be those of one limit."""
+    return abs(one - other) <= EQUAL * max(one, other)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A limit that several paths share. `kind` is up or down (of the one host in `hosts`), or group."""
+
+    kind: str
+    hosts: tuple[str, ...]
+    paths: frozenset[Pair]
+    rate: Estimate
+    """Goodput of all of them together."""
+
+    def explains(self, other: Shared) -> bool:
+        """Whether `other` is nothing but this limit, seen through fewer paths."""
+        return other is not self and other.paths <= self.paths and equal(self.rate.value, other.rate.value)
+
+    def bounds(self, pair: Pair, rate: float) -> bool:
+        """Whether this is what limits a path that carries `rate` alone."""
+        return pair in self.paths and (rate >= self.rate.value or equal(rate, self.rate.value))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What there is to know of a network; goodputs are by the clock."""
+
+    alone: Mapping[Pair, Alone]
+    shared: tuple[Shared, ...]
+    carried: Mapping[tuple[str, str], float]
+    """(up or down, host): the most that was seen to pass it."""
+    notes: tuple[str, ...] = field(default=())
+
+
+def unexplained(found: Iterable[Shared]) -> list[Shared]:
+    """Those limits that are not another one, seen through fewer paths; of two that are the same, the first."""
+    left: list[Shared] = []
+    for one in found:
+        if not any(other.explains(one) for other in left):
+            left = [other for other in left if not one.explains(other)] + [one]
+    return left
+
+
+PATH, UP, DOWN, GROUP, MACHINE_LIMIT, WINDOW_LIMIT, LOSS_LIMIT, CONNECTION = (
+    "path", "up", "down", "group", "machine", "window", "loss", "connection")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits one path. `kinds` are among those above; several that cannot be told apart stand side by side."""
+
+    source: str
+    target: str
+    kinds: tuple[str, ...]
+    one: Estimate
+    """Goodput of one connection."""
+    two: Estimate
+    """Of two together."""
+    shared: tuple[Shared, ...]
+    """The limits among `kinds` that other paths share."""
+
+
+def verdict(pair: Pair, known: Known, hosts: Mapping[str, Host]) -> Verdict:
+    """Say what limits a path.
+
+    A second connection tells whether the connection is limited, and TCP's own account by what. Beyond that, a limit
+    that the path shares and that is no higher than what it carries explains it; what nothing explains is its own.
+    """
+    alone = known.alone[pair]
+    kinds: list[str] = []
+    if alone.per_connection:
+        one = alone.one
+        kinds.append(WINDOW_LIMIT if one.window_limited >= WINDOW else LOSS_LIMIT if one.resent >= LOSS
+                     else CONNECTION)
+    shared = tuple(limit for limit in known.shared if limit.bounds(pair, alone.rate))
+    beyond = not alone.per_connection or alone.two.rate < ALL_GAIN * alone.one.rate
+    if beyond and shared:
+        kinds += sorted({limit.kind for limit in shared}, key=(UP, DOWN, GROUP).index)
+    elif beyond:
+        kinds.append(MACHINE_LIMIT if by_machine([alone.driven], hosts) else PATH)
+    return Verdict(*pair, tuple(kinds), alone.one.estimate, alone.two.estimate, shared)
