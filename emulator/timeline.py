@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Timeline:
     def __bool__(self) -> bool:
         return bool(self.changes or self.traffic)
 
-    @property
+    @cached_property
     def moments(self) -> tuple[float, ...]:
         """Ascending seconds above 0 at which paths, accesses or groups change; traffic is apart from them."""
         return tuple(change.second for change in self.changes)
@@ -80,8 +81,9 @@ def name(subject: Path | Host | Group) -> str:
 
 def differences(before: Topology, after: Topology) -> Iterator[str]:
     """Say of each path, host and group that differs what it is `after`: "a -> b: rate 70 kB/s (0.7 MB/s before)"."""
-    for one, other in zip(chain(before.paths, before.hosts, before.groups),
-                          chain(after.paths, after.hosts, after.groups), strict=True):
+    subjects: Iterator[tuple[Any, Any]] = zip(chain(before.paths, before.hosts, before.groups),
+                                              chain(after.paths, after.hosts, after.groups), strict=True)
+    for one, other in subjects:
         fields = [f"{field} {show(getattr(other, field))} ({show(getattr(one, field))} before)"
                   for field, show in _SHOWN.items() if getattr(one, field, None) != getattr(other, field, None)]
         if fields:

@@ -163,19 +163,29 @@ class Topology:
 
     def host(self, name: str) -> Host:
         """Return the host of that name; raises TopologyError if there is none."""
-        if name not in self.graph:
+        found = self._hosts_by_name.get(name)
+        if found is None:
             raise TopologyError(f"{self.file}:{self.hosts[0].line}: no host {name!r}; "
-                                f"{suggest(name, (host.name for host in self.hosts))}")
-        found: Host = self.graph.nodes[name]["host"]
+                                f"{suggest(name, self._hosts_by_name)}")
         return found
 
     def path(self, source: str, target: str) -> Path:
         """Return the path between two different hosts; raises TopologyError if a host is unknown."""
-        if self.host(source) == self.host(target):
+        found = self._paths_by_ends.get((source, target))
+        if found is None:
+            self.host(target)
             raise TopologyError(f"{self.file}:{self.host(source).line}: {source!r} needs no path to itself; "
                                 "name two hosts")
-        found: Path = self.graph.edges[source, target]["path"]
         return found
+
+    # What runs asks often.
+    @cached_property
+    def _hosts_by_name(self) -> dict[str, Host]:
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _paths_by_ends(self) -> dict[tuple[str, str], Path]:
+        return {(path.source, path.target): path for path in self.paths}
 
     def select(self, names: Iterable[str]) -> Topology:
         """Return the part of the topology that those hosts make, in its own order.
@@ -213,8 +223,7 @@ class Topology:
     @cached_property
     def _states(self) -> tuple[Topology, ...]:
         """At second 0, and from each moment of the timeline on."""
-        hosts = {host.name: host for host in self.hosts}
-        paths = {(path.source, path.target): path for path in self.paths}
+        hosts, paths = dict(self._hosts_by_name), dict(self._paths_by_ends)
         groups = {group.name: group for group in self.groups}
         states = [dataclasses.replace(self, timeline=STILL)]
         for change in self.timeline.changes:
