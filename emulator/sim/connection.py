@@ -52,7 +52,7 @@ class What(NamedTuple):
     payload: int
     """Bytes, without any header."""
     name: tuple[str | int, ...] = ()
-    """Of the cell that it carries, or asks for."""
+    """Of the cell that it carries, or asks for; of a notice, how many bytes are ready to be sent or received."""
 
 
 class Sent(NamedTuple):

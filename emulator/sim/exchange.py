@@ -1,16 +1,18 @@
-"""Whole exchanges: one all-reduce, and one DDP training step, with every rank starting at time 0."""
+"""Whole exchanges: one all-reduce or other collective, and one DDP step, with every rank starting at time 0."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from emulator.sim.connection import Sent
 from emulator.sim.driver import Driver
 from emulator.sim.rank import MEASURED, Costs, Peer
 from emulator.sim.workload import Bucket, Workload
 from emulator.sim.world import World
 from emulator.topology import Topology
+from frogtorch.effects import Collective, Group
 
 EQUAL: Mapping[str, float] = MappingProxyType({})
 """Factors of computing where no host is slower than another."""
@@ -68,7 +70,26 @@ def step(topology: Topology, hosts: Sequence[str], arm: str, workload: Workload,
     """
     world = World(topology, hosts, arm, itemsize, costs, cold, factors)
     drivers: list[list[Driver]] = [[] for _ in hosts]
-    ends: list[float] = world.run(world.step(rank, workload, own) for rank, own in enumerate(drivers))
+    ends = world.run(world.step(rank, workload, own) for rank, own in enumerate(drivers))
+    return _outcome(world, drivers, ends)
+
+
+def collective(topology: Topology, hosts: Sequence[str], make: Callable[[Group], Collective], gloo: bool = False,
+               costs: Costs = MEASURED, cold: bool = False, log: list[Sent] | None = None) -> Outcome:
+    """Simulate any collective, as :func:`all_reduce` simulates one: ``make(group)`` is what a rank does.
+
+    It goes through FrogNet Memory, or over Gloo's connections (those of :mod:`emulator.sim.gloo` do). Every message is
+    added to `log`, in the order in which they leave.
+    """
+    # Of an arm, the world needs here to know whose connections they are.
+    world = World(topology, hosts, "gloo" if gloo else "shard", 1, costs, cold, EQUAL)
+    world.connections.log = log
+    drivers: list[list[Driver]] = [[] for _ in hosts]
+    ends = world.run(world.collective(rank, make, own) for rank, own in enumerate(drivers))
+    return _outcome(world, drivers, ends)
+
+
+def _outcome(world: World, drivers: Sequence[Sequence[Driver]], ends: Sequence[float]) -> Outcome:
     return Outcome(
         seconds=max(ends), ends=tuple(ends),
         received_bytes=tuple(sum(peer.bytes for driver in own for peer in driver.account.peers.values())

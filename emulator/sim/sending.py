@@ -79,7 +79,7 @@ class Handshake(Plain):
         """
         _, meeting = self._meet("send", number, sender.rank, effect.to, effect.kind)
         channel, nbytes = sender.channel(effect.to), effect.region.nbytes
-        channel.send(PREAMBLE, what=What("SEND_READY", number, 0))
+        channel.send(PREAMBLE, what=What("SEND_READY", number, 0, (nbytes,)))
         yield meeting.welcome
         message = channel.send(PREAMBLE + nbytes, what=What("DATA", number, nbytes))
         meeting.data.succeed(message)
@@ -88,7 +88,8 @@ class Handshake(Plain):
     def receive(self, receiver: Rank, number: int, effect: Receive) -> Generator[Event, Any, Message]:
         """Receive in round `number`; returns the message when it is on its way."""
         _, meeting = self._meet("receive", number, effect.source, receiver.rank, effect.kind)
-        notice = receiver.channel(effect.source).send(PREAMBLE, what=What("RECEIVE_READY", number, 0))
+        notice = receiver.channel(effect.source).send(PREAMBLE, what=What("RECEIVE_READY", number, 0,
+                                                                          (effect.into.nbytes,)))
         notice.arrived.callbacks.append(meeting.welcome.trigger)
         message: Message = yield meeting.data
         return message

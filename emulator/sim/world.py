@@ -48,6 +48,19 @@ class World:
         self._sending = Handshake(self.env) if arm == "gloo" else Plain(self.env)
         self._rounds = [0] * self.size
 
+    def collective(self, rank: int, make: Callable[[Group], Collective], drivers: list[Driver],
+                   ) -> Generator[Event, Any, float]:
+        """One collective of a rank, a SimPy process; `drivers` gets its driver. Returns when it ended."""
+        driver = self._driver(rank, drivers)
+        yield from driver.run(make(Group(rank, self.size)))
+        return float(self.env.now)
+
+    def _driver(self, rank: int, drivers: list[Driver]) -> Driver:
+        """The driver of a rank's next collective."""
+        drivers.append(Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs))
+        self._rounds[rank] += 1
+        return drivers[-1]
+
     def step(self, rank: int, workload: Workload, drivers: list[Driver]) -> Generator[Event, Any, float]:
         """One rank's DDP training step, a SimPy process; `drivers` gets its collectives'. Returns when it ended.
 
@@ -64,9 +77,7 @@ class World:
         for bucket in workload.buckets:
             if bucket.nbytes % self._itemsize:
                 raise ValueError(f"{bucket.nbytes} bytes are no number of elements of {self._itemsize} bytes")
-            driver = Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs)
-            self._rounds[rank] += 1
-            drivers.append(driver)
+            driver = self._driver(rank, drivers)
             tensor = Buffer(bucket.nbytes // self._itemsize, self._itemsize)[:]
             collective = self._algorithm(Group(rank, self.size), tensor, "sum")
             exchanges.append(env.process(_exchange(env, driver, collective, bucket.ready * slow, workers)))

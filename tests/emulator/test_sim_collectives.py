@@ -1,12 +1,9 @@
 """Every collective of the backend in virtual time: how many one-way delays it takes, and what a rank receives."""
 
 import pytest
-from simpy import Environment
 
-from emulator.sim.connection import Connections
-from emulator.sim.driver import Driver
-from emulator.sim.rank import Costs, Rank
-from emulator.sim.sending import Plain
+from emulator import sim
+from emulator.sim import Costs, gloo
 from emulator.topology import Host, Path, Topology
 from frogtorch.collectives import (
     all_gather,
@@ -19,26 +16,20 @@ from frogtorch.collectives import (
     reduce_scatter,
     scatter,
 )
-from frogtorch.effects import Buffer, Group
+from frogtorch.effects import Buffer
 
 DELAY = 3.0
 SIZE, ROOT = 4, 1
 SMALL, MIDDLE, LARGE = 4_000, 40_000, 4_000_000
 
 
-def run(collective):
-    """Run ``collective(group)`` on all ranks, a delay apart on unlimited paths; the seconds, and the bytes received."""
+def run(make, over_gloo=False):
+    """Run ``make(group)`` on all ranks, a delay apart on unlimited paths; the seconds, and the bytes received."""
     names = [f"host-{i}" for i in range(SIZE)]
     paths = [Path(a, b, None, DELAY) for a in names for b in names if a != b]
     topology = Topology("test", "test.yaml", tuple(Host(n, "s") for n in names), paths, (), "cubic", "")
-    env = Environment()
-    connections = Connections(env, topology, names)
-    ranks = []
-    ranks += [Rank(connections, i, ranks) for i in range(SIZE)]
-    drivers = [Driver(rank, 0, Plain(env), Costs()) for rank in ranks]
-    lanes = [env.process(driver.run(collective(Group(i, SIZE)))) for i, driver in enumerate(drivers)]
-    env.run(env.all_of(lanes))
-    return env.now, [sum(peer.bytes for peer in driver.account.peers.values()) for driver in drivers]
+    outcome = sim.collective(topology, names, make, over_gloo, Costs())
+    return outcome.seconds, list(outcome.received_bytes)
 
 
 def tensor(nbytes):
@@ -80,6 +71,32 @@ def test_delays_and_bytes(name):
 
 def test_barrier():
     assert run(barrier) == (pytest.approx(DELAY, abs=0.1), [SIZE - 1] * SIZE)
+
+
+GLOOS = {
+    # name: (collective, delays). A message takes two: the receiver's notice has to come before it leaves.
+    "broadcast": (lambda g, n: gloo.broadcast(g, tensor(n), ROOT), 3),  # the second level has given notice before
+    "all_gather": (lambda g, n: gloo.all_gather(g, tensor(n // SIZE), tensor(n)), 6),  # three steps
+    "gather": (lambda g, n: gloo.gather(g, tensor(n // SIZE), at_root(g, tensor(n).split(SIZE)), ROOT), 2),
+    "scatter": (lambda g, n: gloo.scatter(g, at_root(g, tensor(n).split(SIZE)), tensor(n // SIZE), ROOT), 2),
+    "all_to_all": (lambda g, n: gloo.all_to_all(g, tensor(n).split(SIZE), tensor(n).split(SIZE)), 2),
+    "reduce": (lambda g, n: gloo.reduce(g, tensor(n), ROOT, "sum"), 8),  # six segments, two at a time; then to the root
+    "ring": (lambda g, n: gloo.ring(g, tensor(n), "sum"), 12),
+}
+
+
+@pytest.mark.parametrize("name", GLOOS)
+def test_delays_and_bytes_of_gloos(name):
+    collective, delays = GLOOS[name]
+    seconds, received = run(lambda group: collective(group, LARGE), over_gloo=True)
+    assert seconds == pytest.approx(delays * DELAY, abs=0.1)
+    root, others = {"broadcast": (0, 4), "gather": (3, 0), "scatter": (0, 1), "reduce": (6, 3), "ring": (6, 6)}.get(
+        name, (3, 3))
+    assert received == [(root if rank == ROOT else others) * LARGE // 4 for rank in range(SIZE)]
+
+
+def test_gloos_barrier():
+    assert run(gloo.barrier, over_gloo=True) == (pytest.approx(4 * DELAY, abs=0.1), [0] * SIZE)  # two rounds
 
 
 def test_what_another_rank_says_cannot_be_simulated():
