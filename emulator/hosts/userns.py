@@ -41,17 +41,18 @@ def again() -> None:
     """Start this process's command again, as root of a user namespace; returns to a root, or if that is not allowed."""
     if os.geteuid() != 0 and why_not() is None:
         sys.stdout.flush()
-        os.execv(sys.executable, _command([sys.executable, *sys.orig_argv[1:]]))
+        os.execv(sys.executable, command([sys.executable, *sys.orig_argv[1:]]))
 
 
 def why_not() -> str | None:
     """Try it: None if this process can become root of a user namespace, else the reason."""
-    tried = subprocess.run(_command([sys.executable, "-S", "-s", "-c", ""]), capture_output=True, text=True, check=False)
+    tried = subprocess.run(command([sys.executable, "-S", "-s", "-c", ""]), capture_output=True, text=True, check=False)
     return (tried.stderr.strip() or f"exit status {tried.returncode}") if tried.returncode else None
 
 
-def _command(command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-S", "-s", "-P", __file__, *command]
+def command(inner: Sequence[str]) -> list[str]:
+    """The command that does `inner` as root of a user namespace."""
+    return [sys.executable, "-S", "-s", "-P", __file__, *inner]
 
 
 def forbidden() -> dict[str, str]:
@@ -67,8 +68,8 @@ def forbidden() -> dict[str, str]:
     return found
 
 
-def main(command: Sequence[str]) -> None:
-    """Become root of a user namespace, then `command`. Raises OSError that says what was refused."""
+def main(inner: list[str]) -> None:
+    """Become root of a user namespace, then the command `inner`. Raises OSError that says what was refused."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def must(what: str, status: int) -> None:
@@ -87,7 +88,7 @@ def main(command: Sequence[str]) -> None:
     must("cannot mount a /run of its own", libc.mount(b"tmpfs", b"/run", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755"))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
-    os.execvp(command[0], command)
+    os.execvp(inner[0], inner)
 
 
 if __name__ == "__main__":

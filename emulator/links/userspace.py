@@ -7,11 +7,12 @@ would send no more (TCP small queues).
 from __future__ import annotations
 
 import json
-import os
 import select
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path as File
 from statistics import median
+from typing import IO
 
 from emulator.links.holding import seed
 from emulator.links.namespace import LinkError, Namespace
@@ -123,10 +124,9 @@ class Daemon:
 
     def __init__(self, namespace: Namespace, kind: str, where: str, log: File | None) -> None:
         self.where = where
-        self.log = log
         self.scheduling = "normal"
-        with open(log or os.devnull, "wb") as errors:
-            self._process = namespace.start("emulator.links.delayd", kind, errors=errors)
+        self._log: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115
+        self._process = namespace.start("emulator.links.delayd", kind, errors=self._log)
 
     def configure(self, laws: Mapping[str, tuple[float, float, float, int]]) -> None:
         """Have paths held by (seconds, jitter, loss, seed). Raises LinkError if the process ends or does not answer."""
@@ -152,7 +152,8 @@ class Daemon:
 
     def _died(self) -> LinkError:
         code = self._process.wait(_PATIENCE)
-        said = self.log.read_text().strip().splitlines()[-1:] if self.log and self.log.exists() else []
+        self._log.seek(0)      # it is shared with the process, which has ended
+        said = self._log.read().decode(errors="replace").strip().splitlines()[-1:]
         return LinkError(f"{self.where}: the delay process (pid {self._process.pid}) ended with code {code}"
                          f"{': ' + said[0] if said else ''}; what is sent there is lost")
 
@@ -160,6 +161,6 @@ class Daemon:
         """Kill it: it has nothing to put in order."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
             if pipe is not None:
                 pipe.close()
