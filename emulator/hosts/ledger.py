@@ -15,7 +15,7 @@ import re
 import select
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path as File
 
@@ -62,8 +62,10 @@ class Ledger:
         draft.write_text(json.dumps({"namespaces": list(namespaces)}))
         draft.rename(self._file)
 
-    def clear(self) -> list[str]:
+    def clear(self, others: Callable[[], list[str]] = list) -> list[str]:
         """Take away all that the run owns, in the order that leaves nothing behind; says what was removed.
+
+        `others` takes away what is not in the ledger, when nothing more can be made, and says what it was.
 
         Safe to call at any time, by anybody, twice. Raises LinkError if a process survives being killed.
         """
@@ -75,9 +77,10 @@ class Ledger:
         with _alone(), self._closed():
             if not self.room.exists():      # another has just cleared it
                 return []
+            removed = others()
             names = json.loads(self._file.read_text())["namespaces"] if self._file.exists() else []
             here = [name for name in names if (NAMED / name).exists()]
-            removed = [f"process {pid} in {name}" for name in here for pid in _kill(name)]
+            removed += [f"process {pid} in {name}" for name in here for pid in _kill(name)]
             if here:
                 run(["ip", "-batch", "-"], "".join(f"netns del {name}\n" for name in here))
             removed += [f"namespace {name}" for name in here]

@@ -91,8 +91,7 @@ class Network:
 
         Rates, delays, jitter and loss move in place: no queue is torn down and no packet lost, and the delay engine's
         calibration stays. Raises TopologyError, before anything is changed, for what cannot (hosts, windows, queues,
-        groups' members, a limit where the topology that was brought up and its timeline have none); LinkError if the
-        kernel refuses.
+        groups' members, whether there is a limit); LinkError if the kernel refuses.
         """
         state = topology.faster(self.speedup)
         refuse(state, [host.name for host in state.hosts])
