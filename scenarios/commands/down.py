@@ -24,7 +24,10 @@ def _down(options: argparse.Namespace) -> int:
     from emulator.hosts import netns
 
     if os.geteuid() != 0:
-        raise ValueError("removing namespaces needs root; run the same command with sudo")
+        if netns.runs():
+            raise ValueError("removing namespaces that root made needs root; run the same command with sudo")
+        print("nothing of ours is up (a rootless run ends with its command)")
+        return 0
     removed = netns.down(options.run)
     print("\n".join(removed) if removed else "nothing of ours is up")
     return 0
