@@ -10,9 +10,10 @@ from typing import Any
 
 from scenarios import fit
 from scenarios.compare import BASES, Errors, Row, compare, errors
-from scenarios.records import Collective, Fidelity, Measurement, Outcome, R, RecordError, load
+from scenarios.records import Applied, Collective, Fidelity, Measurement, Outcome, Prediction, R, RecordError, load
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.scenario import load as load_scenario
+from scenarios.steps import Course, courses
 from scenarios.theory import Theory, ratio, theory
 from scenarios.verdict import Verdict, verdict
 
@@ -55,6 +56,9 @@ class Results:
     errors: tuple[Errors, ...]
     outcomes: tuple[Outcome, ...]
     collectives: tuple[Collective, ...]
+    courses: tuple[Course, ...]
+    """On a network that changes: its trainings, step by step."""
+    applied: tuple[Applied, ...]
 
     @classmethod
     def load(cls, directory: Path) -> Results:
@@ -73,7 +77,10 @@ class Results:
             _verdict(scenario, rows), tuple(errors(rows)),
             _optional(directory / "outcomes.jsonl", Outcome),
             tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
-                  for line in load(file, Collective)))
+                  for line in load(file, Collective)),
+            tuple(courses(scenario.topology, rows, load(directory / "predictions.jsonl", Prediction)))
+            if scenario.topology.timeline else (),
+            _optional(directory / "applied.jsonl", Applied))
 
 
 def _environment(directory: Path) -> dict[str, Any]:
