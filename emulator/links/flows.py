@@ -9,6 +9,7 @@ import selectors
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from emulator.links.namespace import LinkError, Namespace
@@ -52,8 +53,10 @@ class Flow:
             self.sender.settimeout(_PATIENCE)
             self.sender.connect(listener.getsockname())
             self.receiver, _ = listener.accept()
-        # A buffer that starts small would be empty by the time this process comes to fill it.
-        self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
+        # A buffer that starts small would be empty by the time this process comes to fill it. Root of a user namespace
+        # alone may not force it, and has it grow: set to what net.core.wmem_max allows, it could not.
+        with suppress(PermissionError):
+            self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
         self.receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.sender.setblocking(False)
         self.receiver.setblocking(False)
