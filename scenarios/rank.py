@@ -16,7 +16,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -25,12 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import frogtorch
 from scenarios import workload
-from scenarios.ranks import Place
+from scenarios.ranks import Place, Talk, Words
 
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(connection: Connection, place: Place) -> None:
+def serve(connection: Talk, place: Place) -> None:
     """Be the rank until the runner closes the pipe: the main function of the process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the runner, which ends its ranks
@@ -55,7 +54,7 @@ def serve(connection: Connection, place: Place) -> None:
 class Rank:
     """The process groups of a rank, one an arm, and the commands it knows."""
 
-    def __init__(self, place: Place, connection: Connection) -> None:
+    def __init__(self, place: Place, connection: Talk) -> None:
         if place.enter is not None:
             place.enter()
         os.environ["GLOO_SOCKET_IFNAME"] = place.interface
@@ -198,3 +197,16 @@ class Rank:
     def _take_telemetry(self, arm: str) -> list[dict[str, Any]]:
         telemetry = getattr(self.groups[arm], "telemetry", None)
         return telemetry.take() if telemetry is not None else []
+
+
+def main() -> None:
+    """Be a rank that is a program: the runner's word comes from standard input, the rank's goes to standard output."""
+    words = Words(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what a library prints is none of the rank's words
+    said = words.recv()
+    serve(words, Place(**{**said, "arms": tuple(said["arms"])}))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import multiprocessing
+import os
+import struct
+import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Protocol, Self
+
+from emulator.links.namespace import Program
 
 _START_AFTER = 0.02
 """Seconds from the runner's word to the common start: enough for the word to reach every rank of a busy machine."""
@@ -30,33 +37,98 @@ class Place:
     interface: str = "lo"
     enter: Callable[[], None] | None = None
     """Moves the process into its host's namespaces; None stays on this machine's loopback."""
+    spawn: Callable[[], Program] | None = None
+    """Starts ``python -m scenarios.rank`` on a host that no process of ours can enter, as a container."""
 
 
 class RankError(RuntimeError):
     """A rank failed, died or did not answer: names it, its host and what it was doing."""
 
 
+class Talk(Protocol):
+    """One end of the pipe between the runner and a rank; :class:`multiprocessing.connection.Connection` is one."""
+
+    def send(self, content: Any) -> None:
+        """Raises BrokenPipeError if the other end is closed."""
+
+    def recv(self) -> Any:
+        """Raises EOFError if the other end is closed."""
+
+    def fileno(self) -> int:
+        """What to wait on for something to receive."""
+
+    def close(self) -> None:
+        """Twice is fine."""
+
+
+class Words:
+    """A :class:`Talk` in JSON over two pipes, for a rank that is a program: what a host says is never unpickled."""
+
+    _LENGTH = struct.Struct("!I")
+
+    def __init__(self, heard: IO[bytes], said: IO[bytes]) -> None:
+        self._heard = heard
+        self._said = said
+
+    def send(self, content: Any) -> None:
+        """Say it."""
+        data = json.dumps(content).encode()
+        self._said.write(self._LENGTH.pack(len(data)) + data)
+        self._said.flush()
+
+    def recv(self) -> Any:
+        """What was said."""
+        length, = self._LENGTH.unpack(self._exactly(self._LENGTH.size))
+        return json.loads(self._exactly(length))
+
+    def _exactly(self, count: int) -> bytes:
+        # Not through the file's buffer: what it had read ahead would not wake up who waits on the descriptor.
+        data = bytearray()
+        while len(data) < count:
+            more = os.read(self._heard.fileno(), count - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return bytes(data)
+
+    def fileno(self) -> int:
+        """Of the pipe that is heard."""
+        return self._heard.fileno()
+
+    def close(self) -> None:
+        """Hang up."""
+        for pipe in (self._heard, self._said):
+            with contextlib.suppress(BrokenPipeError):  # what was left unsaid has no listener any more
+                pipe.close()
+
+
 class Ranks:
-    """Processes, one a rank, forked from one server that has imported torch once."""
+    """Processes, one a rank: forked from one server that has imported torch once, or spawned where they are to run."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         """`places[r]` is rank r's."""
         self._places = places
         self._patience = places[0].timeout + 60.0  # a rank's own error, which says more, comes first
         self._processes: list[Any] = []
-        self._connections: list[Connection] = []
+        self._connections: list[Talk] = []
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["scenarios.rank", "frogtorch.process_group"])
         try:
             for place in self._places:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, place), daemon=True)
-                process.start()
-                theirs.close()
+                connection: Talk
+                if place.spawn is not None:
+                    process: Any = _Spawned(place.spawn())
+                    connection = process.talk
+                    connection.send(asdict(replace(place, enter=None, spawn=None)))
+                else:
+                    connection, theirs = context.Pipe()
+                    process = context.Process(target=_serve, args=(theirs, place), daemon=True)
+                    process.start()
+                    theirs.close()
                 self._processes.append(process)
-                self._connections.append(ours)
+                self._connections.append(connection)
             self._gather("joining the process groups", "done")
         except BaseException:
             self._kill()
@@ -98,7 +170,7 @@ class Ranks:
     def _gather(self, doing: str, wanted: str, on_step: Callable[[int], None] | None = None) -> list[Any]:
         """Wait until every rank has said `wanted`; what came with it, by rank."""
         answers: dict[int, Any] = {}
-        waiting = dict(enumerate(self._connections))
+        waiting: dict[int, Any] = dict(enumerate(self._connections))
         deadline = time.monotonic() + self._patience
         while waiting:
             heard = wait(list(waiting.values()), timeout=deadline - time.monotonic())
@@ -138,7 +210,33 @@ class Ranks:
             connection.close()
 
 
-def _serve(connection: Connection, place: Place) -> None:
+class _Spawned:
+    """A program as the process that multiprocessing makes."""
+
+    def __init__(self, program: Program) -> None:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        self._program = program
+        self.talk = Words(program.stdout, program.stdin)
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._program.poll()
+
+    def is_alive(self) -> bool:
+        return self._program.poll() is None
+
+    def join(self, timeout: float | None = None) -> None:
+        try:
+            self._program.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return
+
+    def kill(self) -> None:
+        self._program.kill()
+
+
+def _serve(connection: Talk, place: Place) -> None:
     from scenarios.rank import serve  # torch is imported in the server and the ranks, not in the runner
 
     serve(connection, place)

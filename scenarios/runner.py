@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator.hosts import netns
-from emulator.links import fidelity
+from emulator.hosts.runtime import MakesRuntime, Runtime
 from scenarios.conductor import Conductor
 from scenarios.predict import GRADIENT_BYTES, life_size
 from scenarios.progress import Stages
@@ -58,7 +58,9 @@ def campaigns(scenario: Scenario) -> list[Campaign]:
 class Runner:
     """One measured run of a scenario, into a run directory that holds its predictions already."""
 
-    def __init__(self, scenario: Scenario, directory: Path, run: str, engine: str, stages: Stages) -> None:
+    def __init__(self, scenario: Scenario, directory: Path, run: str, engine: str, stages: Stages,
+                 make: MakesRuntime = netns.Network) -> None:
+        self._make = make
         self._scenario = scenario
         self._directory = directory
         self._run = run
@@ -77,7 +79,7 @@ class Runner:
         for campaign in campaigns(self._scenario):
             speed = f"k = {campaign.speedup:g}"
             self._stages.stage(f"network up, {speed}", 1)
-            with netns.Network(self._scenario.network, self._run, self._engine, campaign.speedup) as network:
+            with self._make(self._scenario.network, self._run, self._engine, campaign.speedup) as network:
                 self._stamp(network.stamp)
                 self._probe(network, campaign, "before")
                 for size, world in self._scenario.worlds.items():
@@ -85,9 +87,9 @@ class Runner:
                         self._world(network, campaign, world)
                 self._probe(network, campaign, "after")
 
-    def _world(self, network: netns.Network, campaign: Campaign, world: tuple[str, ...]) -> None:
+    def _world(self, network: Runtime, campaign: Campaign, world: tuple[str, ...]) -> None:
         try:
-            with tempfile.TemporaryDirectory() as store, Ranks(self._places(network, world, store)) as ranks:
+            with network.rendezvous() as store, Ranks(self._places(network, world, store)) as ranks:
                 if campaign.sizes[len(world)]:
                     self._all_reduces(ranks, campaign, world)
                 if len(world) in campaign.trains:
@@ -96,10 +98,15 @@ class Runner:
             network.check()  # a dead link explains it better than a rank that heard nothing
             raise
 
-    def _places(self, network: netns.Network, world: Sequence[str], store: str) -> list[Place]:
-        return [Place(rank=rank, world_size=len(world), host=host, store=f"{store}/store", arms=self._scenario.arms,
-                      timeout=self._scenario.timeout, address=network.address(host), interface=network.device,
-                      enter=network.namespaces[host].enter) for rank, host in enumerate(world)]
+    def _places(self, network: Runtime, world: Sequence[str], store: str) -> list[Place]:
+        def place(rank: int, host: str) -> Place:
+            enter = network.entrance(host)
+            spawn = None if enter else partial(network.spawn, host, [network.python, "-m", "scenarios.rank"])
+            return Place(rank=rank, world_size=len(world), host=host, store=store, arms=self._scenario.arms,
+                         timeout=self._scenario.timeout, address=network.addresses[host], interface=network.device,
+                         enter=enter, spawn=spawn)
+
+        return [place(rank, host) for rank, host in enumerate(world)]
 
     def _all_reduces(self, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
         sizes = campaign.sizes[len(world)]
@@ -121,7 +128,7 @@ class Runner:
                                       speedup=campaign.speedup)
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
 
-    def _trainings(self, network: netns.Network, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
+    def _trainings(self, network: Runtime, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
         training = self._scenario.training
         assert training is not None
         compute = next(p.detail["compute"] for p in self._predictions
@@ -176,14 +183,14 @@ class Runner:
         known.setdefault("networks", []).append(stamp)
         file.write_text(json.dumps(known, indent=2) + "\n")
 
-    def _probe(self, network: netns.Network, campaign: Campaign, when: Any) -> None:
+    def _probe(self, network: Runtime, campaign: Campaign, when: Any) -> None:
         self._stages.stage(f"probing every path {when} campaign {campaign.index}, k = {campaign.speedup:g}", 1)
         append(self._directory / "fidelity.jsonl", [
             Fidelity(campaign=campaign.index, when=when, speedup=campaign.speedup, source=path.source,
                      target=path.target, rtt_seconds=path.rtt, expected_rtt_seconds=path.expected_rtt,
                      goodput=path.goodput, expected_goodput=path.expected_goodput, valid=path.valid,
                      attempts=path.attempts)
-            for path in fidelity.probe(network, self._stages.at)])
+            for path in network.probe(self._stages.at)])
 
 
 def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 12) -> None:

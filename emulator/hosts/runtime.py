@@ -69,3 +69,10 @@ class Runtime(Protocol):
 
     def rendezvous(self) -> AbstractContextManager[str]:
         """A file, not yet there, that programs on all hosts may make and share; outside the shaped links."""
+
+
+class MakesRuntime(Protocol):
+    """A runtime's class."""
+
+    def __call__(self, topology: Topology, run: str, engine: str, speedup: float, /) -> Runtime:
+        """For the hosts of `topology`, life-size, run `speedup` times faster, with that delay engine (or ``auto``)."""
