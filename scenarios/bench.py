@@ -27,10 +27,10 @@ from rich.text import Text
 
 from emulator.units import format_size
 from scenarios.fit import median, ratio_of_medians
-from scenarios.predict import GRADIENT_BYTES
 from scenarios.progress import Stages
 from scenarios.ranks import Place, Ranks
 from scenarios.records import Record
+from scenarios.workloads import FOUNDING
 
 GLOO = "gloo"
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 1 << 20, 16_900_000, 100 << 20)
@@ -90,7 +90,7 @@ def bench(worlds: Sequence[int], sizes: Sequence[int], arms: Sequence[str], repe
     Raises RankError when a rank fails.
     """
     for world_size in worlds:
-        points = [GRADIENT_BYTES] if ddp else list(sizes)
+        points = [FOUNDING.gradient_bytes] if ddp else list(sizes)
         samples = _measure(world_size, points, (GLOO, *arms), repetitions, ddp, stages)
         yield [_result(world_size, arm, nbytes, samples, ddp) for nbytes in points for arm in (GLOO, *arms)]
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from scenarios import fit
+from scenarios.arms import ARMS
 from scenarios.records import Measurement, Point, Prediction, load, sha256
 
 BLIND, CLOSED_FORM = "blind", "closed form"
 BASES = BLIND, CLOSED_FORM
 
-Key = tuple[str, int, str, int]
-"""Point.key: arm, world size, workload, bytes."""
+Key = tuple[str, int, str, int, bool | None]
+"""Point.key: arm, world size, workload, bytes, bucket view."""
 
 
 class CompareError(ValueError):
@@ -37,9 +38,10 @@ class Row:
     world_size: int
     workload: str
     nbytes: int
+    bucket_view: bool | None
     hosts: tuple[str, ...]
     predicted: Mapping[str, float]
-    """By basis; the closed form may be missing for a training workload."""
+    """By basis; the closed form may be missing for a training workload, and both for an arm that is not simulated."""
     measured: fit.Estimate
     measurements: tuple[Measurement, ...]
     """At the scenario's speed-up for this size: those that count."""
@@ -86,7 +88,7 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     predicted; those at others are its row's `scaled`.
 
     Raises CompareError when a measurement answers other predictions, ran on other hosts, or when a point has no
-    prediction (blind; closed form too for an all-reduce) or no measurement.
+    prediction (blind; closed form too for an all-reduce; of an arm that is not simulated none) or no measurement.
     """
     strangers = [m for m in measurements if m.prediction != digest]
     if strangers:
@@ -106,7 +108,8 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
         speedups = {p.speedup for p in predicted.get(m.key, {}).values()}
         (measured if not speedups or m.speedup in speedups else scaled)[m.key].append(m)
     _refuse_gaps(predicted, measured)
-    return [_row(list(by_basis.values()), measured[key], scaled[key]) for key, by_basis in predicted.items()]
+    keys = [*predicted, *(key for key in measured if key not in predicted)]
+    return [_row(list(predicted.get(key, {}).values()), measured[key], scaled[key]) for key in keys]
 
 
 def errors(rows: Iterable[Row]) -> list[Errors]:
@@ -126,7 +129,8 @@ def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
                  measured: Mapping[Key, Sequence[Measurement]]) -> None:
     gaps = [f"not measured: {_name(key)}" for key in predicted if key not in measured]
     for key in predicted.keys() | measured.keys():
-        needed = BASES if key[2] == "all_reduce" else (BLIND,)
+        arm = ARMS.get(key[0])
+        needed = () if arm and not arm.simulated else BASES if key[2] == "all_reduce" else (BLIND,)
         gaps += [f"not predicted ({basis}): {_name(key)}" for basis in needed if basis not in predicted.get(key, {})]
     if gaps:
         raise CompareError("the grid has gaps, and errors are reported over the whole grid or not at all:\n  "
@@ -134,7 +138,7 @@ def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
 
 
 def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement], scaled: Sequence[Measurement]) -> Row:
-    point: Point = predictions[0]
+    point: Point = (*predictions, *measurements)[0]
     for other in (*predictions, *measurements, *scaled):
         if other.hosts != point.hosts:
             how = "measured" if isinstance(other, Measurement) else "also predicted"
@@ -145,5 +149,6 @@ def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
 
 
 def _name(key: Key) -> str:
-    arm, world_size, workload, nbytes = key
-    return f"{arm}, W={world_size}, {workload} of {nbytes} bytes"
+    arm, world_size, workload, nbytes, view = key
+    setting = "" if view is None else f", bucket view {'on' if view else 'off'}"
+    return f"{arm}, W={world_size}, {workload} of {nbytes} bytes{setting}"

@@ -9,17 +9,13 @@ from statistics import median
 from typing import Any
 
 from emulator import sim
+from scenarios.arms import ARMS, Arm
 from scenarios.records import Prediction
 from scenarios.scenario import Scenario
-
-GRADIENT_BYTES = 16_867_332
-"""All gradients of the founding workload, fp32 (`scenarios.workload` builds it; a test holds the two together)."""
+from scenarios.workloads import Workload
 
 NOTHING = {"forward": 0.0, "first_bucket": 0.0, "backward": 0.0, "optimiser": 0.0}
 """The computation of a step that is its exchange alone."""
-
-BUCKET_BYTES = (4_202_500, 12_664_832)
-"""The two buckets that DDP makes of them from the second step on, in the order in which they become ready."""
 
 
 def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = None) -> Iterator[Prediction]:
@@ -30,6 +26,9 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
     parts of a training step, by world size; without it, a training step is its exchange alone. On a network that
     changes, all steps of a training are predicted, one after another from second 0 on. Raises ValueError if `compute`
     lacks a world.
+
+    Arms that nothing is known of before they run have no predictions: those that skip contributions, whose ranks are
+    not in step, and PowerSGD. gradient_as_bucket_view changes nothing that is exchanged: one time, for either setting.
     """
     if scenario.training and compute is not None and (missing := [w for w in scenario.worlds if str(w) not in compute]):
         raise ValueError(f"compute.json says nothing of W = {missing[0]}; take one of a scenario that has that world")
@@ -37,31 +36,37 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
         for arm in scenario.arms:
             point = partial(Prediction, arm=arm, world_size=size, hosts=world, topology_sha256=scenario.topology.sha256,
                             date=datetime.now(UTC).isoformat(timespec="seconds"))
+            simulated = ARMS[arm].simulated
             for nbytes in scenario.all_reduce.sizes if scenario.all_reduce else ():
                 k = scenario.speedup_for(nbytes, size)
                 both = partial(point, workload="all_reduce", nbytes=nbytes, speedup=k)
-                outcome = sim.all_reduce(scenario.topology.faster(k), world, arm, nbytes)
+                assert simulated  # what is an all-reduce is known to the simulator
+                outcome = sim.all_reduce(scenario.topology.faster(k), world, simulated, nbytes)
                 yield both(basis="blind", seconds=outcome.seconds * k, received_bytes=outcome.received_bytes)
-                yield both(basis="closed form", seconds=sim.closed_form(scenario.topology, world, arm, nbytes))
-            if scenario.training:
+                yield both(basis="closed form", seconds=sim.closed_form(scenario.topology, world, simulated, nbytes))
+            if scenario.training and simulated:
                 k = scenario.speedups[size]
                 computed = NOTHING if compute is None else compute[str(size)]
                 topology = scenario.topology.faster(k)
-                outcome = sim.step(topology.state(0), world, arm, _workload(computed))
+                workload = _workload(scenario.training.workload, ARMS[arm], computed)
+                outcome = sim.step(topology.state(0), world, simulated, workload)
                 seconds = life_size(outcome.seconds, k, computed)
                 detail: dict[str, Any] = {"compute": computed}
                 if topology.timeline:
-                    steps = sim.train(topology, world, arm, _workload(computed), scenario.training.steps)
+                    steps = sim.train(topology, world, simulated, workload, scenario.training.steps)
                     times = [life_size(step.end - step.start, k, computed) for step in steps]
                     seconds = median(times[scenario.training.warmup:])
                     detail["steps"] = [[step.start * k, time] for step, time in zip(steps, times, strict=True)]
-                yield point(workload="training", nbytes=GRADIENT_BYTES, speedup=k, basis="blind", seconds=seconds,
-                            received_bytes=outcome.received_bytes, detail=detail)
+                for view in scenario.training.bucket_views:
+                    yield point(workload="training", nbytes=scenario.training.workload.gradient_bytes, speedup=k,
+                                basis="blind", bucket_view=view, seconds=seconds, received_bytes=outcome.received_bytes,
+                                detail=detail)
 
 
-def _workload(compute: dict[str, float]) -> sim.Workload:
-    first, second = BUCKET_BYTES
-    return sim.Workload((sim.Bucket(first, compute["first_bucket"]), sim.Bucket(second, compute["backward"])),
+def _workload(workload: Workload, arm: Arm, compute: dict[str, float]) -> sim.Workload:
+    first, *others = (nbytes // arm.compression for nbytes in workload.buckets)
+    ready = compute["first_bucket"] if others else compute["backward"]
+    return sim.Workload((sim.Bucket(first, ready), *(sim.Bucket(nbytes, compute["backward"]) for nbytes in others)),
                         compute["forward"], compute["backward"], compute["optimiser"])
 
 

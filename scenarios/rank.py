@@ -14,17 +14,16 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-import frogtorch
-from scenarios import workload
+from scenarios.arms import ARMS
 from scenarios.ranks import Place, Talk, Words
+from scenarios.replica import Replica, group
+from scenarios.workloads import FOUNDING, WORKLOADS
 
 _PR_SET_PDEATHSIG = 1
 
@@ -65,10 +64,8 @@ class Rank:
         timeout = timedelta(seconds=place.timeout)
         store = dist.FileStore(place.store, place.world_size)
         dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-        self.groups = {arm: dist.new_group(backend="gloo", timeout=timeout) if arm == "gloo" else
-                       dist.new_group(backend="frogtorch", timeout=timeout,
-                                      pg_options=frogtorch.Options(all_reduce=arm)) for arm in place.arms}
-        self._trained: dict[str, tuple[DistributedDataParallel, torch.optim.Optimizer, torch.Generator]] = {}
+        self.groups = {arm: group(ARMS[arm], place.interface, timeout) for arm in place.arms}
+        self._trained: dict[str, Replica] = {}
 
     def leave(self) -> None:
         """Leave all groups."""
@@ -117,10 +114,8 @@ class Rank:
         Every arm trains a replica of its own, from one call to the next.
         """
         if arm not in self._trained:
-            model = workload.mlp()
-            replica = DistributedDataParallel(model, process_group=self.groups[arm], gradient_as_bucket_view=True)
-            self._trained[arm] = replica, workload.optimiser(model), workload.data(self.place.rank)
-        step = partial(workload.train_step, *self._trained[arm])
+            self._trained[arm] = Replica(FOUNDING.load(), ARMS[arm], self.groups[arm], bucket_view=True)
+        step = self._trained[arm].step
         self._await_start()
         step()
         self._take_telemetry(arm)
@@ -134,33 +129,35 @@ class Rank:
             stamps.append(time.perf_counter())
         return {"seconds": [end - start for start, end in pairwise(stamps)], "cpu": time.process_time() - cpu}
 
-    def train(self, arm: str, steps: int, bucket_view: bool) -> dict[str, Any]:
-        """Train the founding workload under DDP; times of each step, the outcome, and what the backend saw."""
-        model = workload.mlp()
-        replica = DistributedDataParallel(model, process_group=self.groups[arm], gradient_as_bucket_view=bucket_view)
-        optimiser = workload.optimiser(model)
-        generator = workload.data(self.place.rank)
+    def train(self, arm: str, steps: int, bucket_view: bool, workload: str = FOUNDING.name,
+              **parameters: int) -> dict[str, Any]:
+        """Train a workload under DDP; times of each step, the outcome, and what the backend saw.
+
+        `parameters` are those of the arm's hook: see :class:`scenarios.replica.Replica`.
+        """
+        replica = Replica(WORKLOADS[workload].load(), ARMS[arm], self.groups[arm], bucket_view=bucket_view,
+                          **parameters)
         self._take_telemetry(arm)
         self._await_start()
         stamps = []
         for step in range(steps):
             start = time.monotonic()
-            workload.train_step(replica, optimiser, generator)
+            replica.step()
             stamps.append((start, time.monotonic()))
             self.connection.send(("step", step))
-        return {"steps": stamps, "telemetry": self._take_telemetry(arm), "held_out_loss": workload.held_out_loss(model),
-                "parameters_sha256": workload.parameters_sha256(model)}
+        return {"steps": stamps, "telemetry": self._take_telemetry(arm), **replica.outcome()}
 
-    def compute(self, steps: int) -> list[dict[str, float]]:
+    def compute(self, steps: int, workload: str = FOUNDING.name) -> list[dict[str, float]]:
         """Seconds that each part of a step takes without any exchange, with all ranks of the machine at it together.
 
         ``backward`` ends with the last gradient; ``first_bucket`` is when, inside it, the gradients of DDP's first
-        bucket (the last two layers of width 1024 and more) are all there.
+        bucket are all there.
         """
-        model = workload.mlp()
-        optimiser = workload.optimiser(model)
-        generator = workload.data(self.place.rank)
-        first_bucket = list(model.parameters())[-4:]  # DDP fills buckets from the last layer on: 1,050,625 elements
+        module = WORKLOADS[workload].load()
+        model = module.model()
+        optimiser = module.optimiser(model)
+        batches = module.batches(self.place.rank, self.place.world_size)
+        first_bucket = list(model.parameters())[-WORKLOADS[workload].first:]  # DDP fills buckets from the last layer on
         pending: list[int] = [0]
         reached = [0.0]
 
@@ -175,9 +172,9 @@ class Rank:
         parts = []
         for _ in range(steps):
             begin = time.monotonic()
-            inputs, targets = workload.batch(generator)
+            inputs, targets = next(batches)
             optimiser.zero_grad(set_to_none=True)
-            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss = module.loss(model(inputs), targets)
             forward = time.monotonic()
             pending[0] = len(first_bucket)
             loss.backward()

@@ -13,7 +13,7 @@ A run is a directory::
     applied.jsonl                  Applied a line: what of the topology's timeline was done to the network, and when
     fidelity.jsonl                 Fidelity a line: one path, before or after one campaign
     telemetry/rank<r>.jsonl        what the backend saw: frogtorch.telemetry documents it; the runner adds workload,
-                                   campaign, speedup, and the repetition of an all-reduce
+                                   campaign, speedup; of an all-reduce its repetition, of a training arm and bucket_view
     points.csv, *.png              the report's: units are in the column names and on the axes
 
 Every line carries ``"schema": 1``. Later versions of the testbed only add fields, with defaults: a reader of schema 1
@@ -57,11 +57,13 @@ class Point(Record):
     nbytes: int
     """Bytes of the tensor; of all gradients together for training."""
     speedup: float = 1.0
+    bucket_view: bool | None = None
+    """DDP's gradient_as_bucket_view; None where nothing is trained."""
 
     @property
-    def key(self) -> tuple[str, int, str, int]:
+    def key(self) -> tuple[str, int, str, int, bool | None]:
         """What a prediction and its measurements have in common."""
-        return self.arm, self.world_size, self.workload, self.nbytes
+        return self.arm, self.world_size, self.workload, self.nbytes, self.bucket_view
 
 
 class Prediction(Point):
@@ -83,7 +85,10 @@ class Prediction(Point):
 
 
 class Measurement(Point):
-    """One repetition on real packets: ``max(end) - min(start)`` over the ranks, on the clock they share."""
+    """One repetition on real packets: ``max(end) - min(start)`` over the ranks, on the clock they share.
+
+    Of a training whose arm skips contributions it is ``max(end - start)``: its ranks are not in the same step.
+    """
 
     repetition: int
     """Index of the block (all_reduce) or of the step (training). Warm-ups are not recorded."""
@@ -110,6 +115,10 @@ class Outcome(Point):
     held_out_loss: float
     all_reduces: int | None
     """As the backend counted them; None where it does not count (gloo)."""
+    held_out_accuracy: float | None = None
+    """Of a workload that tells classes apart."""
+    incorporated: tuple[int, ...] | None = None
+    """Of frogtorch's comm hooks: how many ranks' contributions each bucket's mean had, in the order of time."""
 
 
 class Fidelity(Record):
@@ -140,6 +149,7 @@ class Applied(Record):
     campaign: int
     speedup: float
     arm: str
+    bucket_view: bool | None = None
     world_size: int
     what: tuple[str, ...]
     """In words: each path, access or group that changed, or the traffic."""

@@ -15,7 +15,8 @@ from scenarios.records import Fidelity
 from scenarios.results import Results
 
 CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n", "measured_median_s",
-              "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error")
+              "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error",
+              "bucket_view")
 
 
 def report(directory: Path) -> tuple[RenderableType, bool]:
@@ -37,7 +38,9 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
     if any(row.scaled for row in results.rows):
         parts.append(tables.scaling(results))
     if results.scenario.training:
-        parts += [tables.training(results), tables.outcomes(results)]
+        parts += [*tables.training(results), *tables.steps(results), *tables.outcomes(results)]
+    if results.applied:
+        parts.append(tables.applied(results))
     if results.collectives:
         parts.append(tables.phases(results))
     held = bars.checks(results)
@@ -64,7 +67,8 @@ def write_csv(results: Results, file: Path) -> None:
             low, high = row.measured.interval or (None, None)
             lines.writerow([row.arm, row.world_size, " ".join(row.hosts), row.workload, row.nbytes,
                             f"{row.measurements[0].speedup:g}", row.measured.n, row.measured.value, low, high,
-                            *(row.predicted.get(basis) for basis in BASES), *(row.error(basis) for basis in BASES)])
+                            *(row.predicted.get(basis) for basis in BASES), *(row.error(basis) for basis in BASES),
+                            tables.on_off(row.bucket_view)])
 
 
 def header(results: Results) -> Text:

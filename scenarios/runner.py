@@ -18,12 +18,13 @@ from typing import Any
 
 from emulator.hosts import netns
 from emulator.hosts.runtime import MakesRuntime, Runtime
+from scenarios.arms import ARMS, Arm, Keeps
 from scenarios.conductor import Conductor
-from scenarios.predict import GRADIENT_BYTES, life_size
+from scenarios.predict import NOTHING, life_size
 from scenarios.progress import Stages
 from scenarios.ranks import Place, RankError, Ranks
 from scenarios.records import Applied, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
-from scenarios.scenario import Scenario
+from scenarios.scenario import Scenario, Training
 
 
 @dataclass(frozen=True)
@@ -131,41 +132,55 @@ class Runner:
     def _trainings(self, network: Runtime, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
         training = self._scenario.training
         assert training is not None
-        compute = next(p.detail["compute"] for p in self._predictions
-                       if (p.workload, p.world_size) == ("training", len(world)))
-        for arm in self._scenario.arms:
-            name = f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm}"
-            self._stages.stage(name, training.steps)
-            with Conductor(network, self._scenario.network, partial(
-                    Applied, campaign=campaign.index, speedup=campaign.speedup, arm=arm,
-                    world_size=len(world))) as conductor:
-                def advance(_: int, conductor: Conductor = conductor) -> None:
-                    conductor.check()
-                    self._stages.advance()
+        for view in training.bucket_views:
+            for arm in self._scenario.arms:
+                self._training(network, ranks, campaign, world, training, ARMS[arm], view)
 
-                results = ranks.tell("train", on_step=advance, on_start=conductor.begin, arm=arm, steps=training.steps,
-                                     bucket_view=training.bucket_view)
-            if self._scenario.topology.timeline:
-                append(self._directory / "applied.jsonl", conductor.applied)
-            for step in range(training.warmup, training.steps):
-                spans = [result["steps"][step] for result in results]
-                began = conductor.second(min(start for start, _ in spans)) if self._scenario.topology.timeline else None
-                self._write(spans, lambda clock: life_size(clock, campaign.speedup, compute), campaign, arm=arm,
-                            hosts=world, workload="training", nbytes=GRADIENT_BYTES, repetition=step, second=began)
-            for rank, result in enumerate(results):
-                reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
-                append(self._directory / "outcomes.jsonl", [Outcome(
-                    arm=arm, world_size=len(world), hosts=world, workload="training", nbytes=GRADIENT_BYTES,
-                    speedup=campaign.speedup, rank=rank, steps=training.steps,
-                    parameters_sha256=result["parameters_sha256"], held_out_loss=result["held_out_loss"],
-                    all_reduces=len(reduced) or None)])
-            self._write_telemetry(results, workload="training", campaign=campaign.index, speedup=campaign.speedup)
+    def _training(self, network: Runtime, ranks: Ranks, campaign: Campaign, world: tuple[str, ...],
+                  training: Training, arm: Arm, view: bool) -> None:
+        point: dict[str, Any] = {"arm": arm.name, "hosts": world, "workload": "training", "bucket_view": view,
+                                 "nbytes": training.workload.gradient_bytes}
+        hook = {"fresh_only": {"bound": training.staleness_bound}, "every_k": {"k": training.k}}.get(arm.name, {})
+        self._stages.stage(f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm.name}, bucket view "
+                           f"{'on' if view else 'off'}", training.steps)
+        with Conductor(network, self._scenario.network, partial(
+                Applied, campaign=campaign.index, speedup=campaign.speedup, arm=arm.name, bucket_view=view,
+                world_size=len(world))) as conductor:
+            def advance(_: int) -> None:
+                conductor.check()
+                self._stages.advance()
+
+            results = ranks.tell("train", on_step=advance, on_start=conductor.begin, arm=arm.name,
+                                 steps=training.steps, bucket_view=view, workload=training.workload.name, **hook)
+        if self._scenario.topology.timeline:
+            append(self._directory / "applied.jsonl", conductor.applied)
+        compute = self._compute(len(world))
+        for step in range(training.warmup, training.steps):
+            spans = [result["steps"][step] for result in results]
+            began = conductor.second(min(start for start, _ in spans)) if self._scenario.topology.timeline else None
+            self._write(spans, lambda clock: life_size(clock, campaign.speedup, compute), campaign,
+                        in_step=arm.keeps is not Keeps.NOTHING, repetition=step, second=began, **point)
+        for rank, result in enumerate(results):
+            reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
+            append(self._directory / "outcomes.jsonl", [Outcome(
+                world_size=len(world), speedup=campaign.speedup, rank=rank, steps=training.steps,
+                all_reduces=len(reduced) or None, **point,
+                **{name: result[name] for name in ("parameters_sha256", "held_out_loss", "held_out_accuracy",
+                                                   "incorporated")})])
+        self._write_telemetry(results, workload="training", campaign=campaign.index, speedup=campaign.speedup,
+                              arm=arm.name, bucket_view=view)
+
+    def _compute(self, world_size: int) -> dict[str, float]:
+        """Seconds of the parts of a step without its exchange, as the predictions took them."""
+        file = self._directory / "compute.json"
+        parts: dict[str, float] = json.loads(file.read_text())[str(world_size)] if file.exists() else NOTHING
+        return parts
 
     def _write(self, spans: Sequence[tuple[float, float]], life: Callable[[float], float], campaign: Campaign, *,
-               hosts: tuple[str, ...], **point: Any) -> None:
+               hosts: tuple[str, ...], in_step: bool = True, **point: Any) -> None:
         """Record a repetition: each rank's start and end, and what makes life-size seconds of the clock's."""
         starts, ends = zip(*spans, strict=True)
-        clock = max(ends) - min(starts)
+        clock = max(ends) - min(starts) if in_step else max(end - start for start, end in spans)
         append(self._directory / "measurements.jsonl", [Measurement(
             world_size=len(hosts), hosts=hosts, speedup=campaign.speedup, campaign=campaign.index, seconds=life(clock),
             clock_seconds=clock, rank_seconds=tuple(end - start for start, end in spans),
@@ -198,6 +213,7 @@ def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 
 
     Medians over the steps (the first 4 left out) and ranks. No collective is run.
     """
+    assert scenario.training is not None
     parts: dict[str, dict[str, float]] = {}
     stages.stage("calibrating computation", len(scenario.worlds))
     for size, world in scenario.worlds.items():
@@ -205,7 +221,8 @@ def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 
                 Place(rank=rank, world_size=size, host=host, store=f"{store}/store", arms=(),
                       timeout=scenario.timeout)
                 for rank, host in enumerate(world)]) as ranks:
-            seen = [step for result in ranks.tell("compute", steps=steps) for step in result[4:]]
+            seen = [step for result in ranks.tell("compute", steps=steps, workload=scenario.training.workload.name)
+                    for step in result[4:]]
         parts[str(size)] = {part: statistics.median(step[part] for step in seen) for part in seen[0]}
         stages.advance()
     (directory / "compute.json").write_text(json.dumps(parts, indent=2) + "\n")

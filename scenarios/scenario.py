@@ -23,10 +23,14 @@ A scenario is a page of YAML::
       size: 4.2 MB                                  # k × its time must agree
       speedups: [1, 5]
 
-    training:                                       # beside or instead of all_reduce: the founding workload
+    training:                                       # beside or instead of all_reduce
+      workload: founding                            # or digits (scenarios/workloads); this is the default
       steps: 48                                     # of each arm, warm-up included
       warmup: 8                                     # first steps, which are not recorded
-      bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default
+      bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default. With
+                                                    # [false, true] every arm trains twice
+      staleness_bound: 64                           # of fresh_only: steps that a peer may lag; this is the default
+      k: 4                                          # of every_k; this is the default
 
     bars:                                           # what this run must show, or it has failed; may be left out
       - {arm: shard, over: predicted, at_most: 1.08}                  # measured ÷ predicted, of every all-reduce
@@ -39,7 +43,8 @@ A scenario is a page of YAML::
       within: 10 %                                  # of W − 1, or of 1 (scenarios/verdict.py)
 
 Sizes below 1 MiB always run at life size, whatever the speed-up: they measure latency, which scheduling jitter would
-hide. A host may appear in a world as often as it has slots. Imports no torch.
+hide. A host may appear in a world as often as it has slots. The arms are those of scenarios/arms.py; some of them only
+train. Imports no torch.
 """
 
 from __future__ import annotations
@@ -58,10 +63,8 @@ from emulator.document import Document, DocumentError, Name, Section, suggest
 from emulator.topology import Topology
 from emulator.topology import load as load_topology
 from emulator.units import format_size, parse_share, parse_size, parse_time
-from frogtorch.collectives import ALL_REDUCE
-
-ARMS = ("gloo", *ALL_REDUCE)
-"""Ways to exchange gradients that a scenario may name: PyTorch's own, and the backend's algorithms."""
+from scenarios.arms import ARMS
+from scenarios.workloads import FOUNDING, WORKLOADS, Workload
 
 PREDICTED, THEORY = "predicted", "theory"
 """What a bar may hold an arm against, other than another arm."""
@@ -103,11 +106,17 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Training:
-    """Steps of the founding workload, of which the first `warmup` are not recorded."""
+    """Steps of a workload, of which the first `warmup` are not recorded."""
 
+    workload: Workload
     steps: int
     warmup: int
-    bucket_view: bool
+    bucket_views: tuple[bool, ...]
+    """Settings of gradient_as_bucket_view: every arm trains once with each."""
+    staleness_bound: int
+    """Of fresh_only."""
+    k: int
+    """Of every_k."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,13 @@ def _speedup(value: object) -> object:
     return value
 
 
+def _views(value: object) -> object:
+    views = value if isinstance(value, list) else [value]
+    if any(not isinstance(view, bool) for view in views) or len(set(views)) < max(1, len(views)):
+        raise ValueError(f"{value!r} is refused; it should be true, false, or both: [false, true]")
+    return tuple(views)
+
+
 class _AllReduce(Section):
     intercept: Size
     slope: tuple[Size, ...]
@@ -207,7 +223,10 @@ class _Scaling(Section):
 class _Training(Section):
     steps: Annotated[int, Field(strict=True, ge=1)]
     warmup: Annotated[int, Field(strict=True, ge=0)]
-    bucket_view: Annotated[bool, Field(strict=True)] = False
+    workload: str = FOUNDING.name
+    bucket_view: Annotated[tuple[bool, ...], BeforeValidator(_views)] = (False,)
+    staleness_bound: Annotated[int, Field(strict=True, ge=0)] = 64
+    k: Annotated[int, Field(strict=True, ge=1)] = 4
 
 
 class _Bar(Section):
@@ -260,6 +279,9 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
             raise document.error("arms", index, message=f"unknown arm {arm!r}; {suggest(arm, ARMS)}")
         if arm in content.arms[:index]:
             raise document.error("arms", index, message=f"arm {arm!r} is listed twice; keep one")
+        if content.all_reduce and ARMS[arm].only_trains:
+            raise document.error("arms", index, message=f"arm {arm!r} exchanges the gradients of a training, and is no "
+                                                        "all-reduce; name it in a scenario that has training alone")
     speedups = _speedups(document, content)
     if content.all_reduce and network.timeline:
         raise document.error("all_reduce", message=f"topology {network.name!r} has a timeline, whose second 0 is the "
@@ -347,7 +369,11 @@ def _training(document: Document[_ScenarioFile], content: _Training) -> Training
     if content.warmup >= content.steps:
         raise document.error("training", "warmup", message=f"warmup: of {content.steps} steps {content.warmup} are "
                                                            "warm-up, which leaves none; write fewer")
-    return Training(content.steps, content.warmup, content.bucket_view)
+    if content.workload not in WORKLOADS:
+        raise document.error("training", "workload", message=f"unknown workload {content.workload!r}; "
+                                                             f"{suggest(content.workload, WORKLOADS)}")
+    return Training(WORKLOADS[content.workload], content.steps, content.warmup, content.bucket_view,
+                    content.staleness_bound, content.k)
 
 
 def _bar(document: Document[_ScenarioFile], content: _ScenarioFile, index: int, bar: _Bar) -> Bar:

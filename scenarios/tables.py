@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import exp
+from typing import TypeVar
 
 from rich import box
 from rich.console import Group
@@ -14,18 +15,21 @@ from rich.text import Text
 
 from emulator.units import format_size
 from scenarios import original
+from scenarios.arms import ARMS, Keeps
 from scenarios.bars import Check
 from scenarios.compare import BLIND, CLOSED_FORM, Row
 from scenarios.fit import Estimate, median
-from scenarios.records import Collective, Outcome
+from scenarios.records import Applied, Collective, Outcome
 from scenarios.results import Results
 from scenarios.theory import Limit
 from scenarios.verdict import NEITHER, UNDECIDED
 
+P = TypeVar("P", Row, Outcome)
+
 MEGA = 1e6
 FP32 = 4
 NONE = "–"
-_WORDS = ("arm", "bar", "point", "basis", "workload", "algorithm", "parameters")
+_WORDS = ("arm", "bar", "point", "basis", "workload", "algorithm", "parameters", "network", "traffic")
 """Columns of words, which stand at the left."""
 SCALES_WITHIN = 0.03
 """How far k·T may be apart at different speed-ups k."""
@@ -171,41 +175,111 @@ def bars(checks: Sequence[Check]) -> Group:
     return _titled("Bars: a ratio whose whole interval is beyond its bound breaks it", table)
 
 
-def training(results: Results) -> Group:
-    """Step times."""
-    table = _table("W", "arm", "predicted", "measured", "95 % interval", "n", "error")
-    for row in results.rows:
-        if row.workload == "training":
-            table.add_row(str(row.world_size), row.arm, time(row.predicted[BLIND]), *_estimate(row.measured),
+def training(results: Results) -> Iterator[Group]:
+    """Step times; one table for all arms that keep the same, as only those can be held against each other.
+
+    `view` is gradient_as_bucket_view.
+    """
+    for keeps, rows in _by_what_they_keep([row for row in results.rows if row.workload == "training"]):
+        table = _table("W", "arm", "view", "predicted", "measured", "95 % interval", "n", "error")
+        for row in rows:
+            table.add_row(str(row.world_size), row.arm, on_off(row.bucket_view),
+                          time(row.predicted[BLIND]) if BLIND in row.predicted else NONE, *_estimate(row.measured),
                           _error(row.error(BLIND)))
-    return _titled("Training, seconds of a step", table)
+        yield _titled(f"Training, seconds of a step: {_KEPT[keeps]}", table)
 
 
-def outcomes(results: Results) -> Group:
-    """What the ranks had at the end of a training."""
-    table = _table("W", "arm", "steps", "held-out loss", "all-reduces a rank", "parameters")
-    ended: dict[tuple[int, str], list[Outcome]] = defaultdict(list)
-    for outcome in results.outcomes:
-        ended[outcome.world_size, outcome.arm].append(outcome)
-    for (world_size, arm), ranks in ended.items():
-        table.add_row(str(world_size), arm, _distinct(str(o.steps) for o in ranks),
-                      _distinct(f"{o.held_out_loss:.6f}" for o in ranks),
-                      _distinct(NONE if o.all_reduces is None else str(o.all_reduces) for o in ranks),
-                      _agreement(ranks, world_size))
-    return _titled("Training, what the ranks ended with", table)
+def outcomes(results: Results) -> Iterator[Group]:
+    """What the ranks had at the end of a training; tables as for the step times.
+
+    `in a mean` is how many ranks' contributions a mean had.
+    """
+    for keeps, ended in _by_what_they_keep(results.outcomes):
+        accuracy = any(outcome.held_out_accuracy is not None for outcome in ended)
+        hooked = any(outcome.incorporated for outcome in ended)
+        table = _table("W", "arm", "view", "steps", "held-out loss", *["accuracy"] * accuracy, "all-reduces",
+                       *["in a mean"] * hooked, "parameters")
+        groups: dict[tuple[int, str, bool | None], list[Outcome]] = defaultdict(list)
+        for outcome in ended:
+            groups[outcome.world_size, outcome.arm, outcome.bucket_view].append(outcome)
+        for (world_size, arm, view), ranks in groups.items():
+            table.add_row(str(world_size), arm, on_off(view), _distinct(str(o.steps) for o in ranks),
+                          _distinct(f"{o.held_out_loss:.6f}" for o in ranks),
+                          *[_distinct(_share(o.held_out_accuracy) for o in ranks)] * accuracy,
+                          _distinct(NONE if o.all_reduces is None else str(o.all_reduces) for o in ranks),
+                          *[_incorporated(ranks)] * hooked, _agreement(ranks, world_size, keeps))
+        yield _titled(f"Training, what the ranks ended with: {_KEPT[keeps]}", table)
 
 
-def _agreement(ranks: Sequence[Outcome], world_size: int) -> str:
-    """Say whether all ranks of a world hold the same parameters."""
+_KEPT = {Keeps.SUM: "arms that keep the sum", Keeps.SYNCHRONY: "arms that exchange approximations",
+         Keeps.NOTHING: "arms that skip contributions; a step is the slowest rank's own"}
+
+
+def _by_what_they_keep(points: Iterable[P]) -> Iterator[tuple[Keeps, list[P]]]:
+    of: dict[Keeps, list[P]] = defaultdict(list)
+    for point in points:
+        of[ARMS[point.arm].keeps if point.arm in ARMS else Keeps.SUM].append(point)
+    return ((keeps, of[keeps]) for keeps in Keeps if keeps in of)
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1%}"
+
+
+def _incorporated(ranks: Sequence[Outcome]) -> str:
+    """Say how many ranks' contributions a mean had, over all steps, buckets and ranks."""
+    counts = [count for outcome in ranks for count in outcome.incorporated or ()]
+    return f"{statistics.mean(counts):.2f}" if counts else NONE
+
+
+def on_off(view: bool | None) -> str:
+    """Say a setting of gradient_as_bucket_view; empty where nothing is trained."""
+    return "" if view is None else "on" if view else "off"
+
+
+def _agreement(ranks: Sequence[Outcome], world_size: int, keeps: Keeps) -> str:
+    """Say whether all ranks of a world hold the same parameters, which of some arms they need not."""
     missing = sorted(set(range(world_size)) - {outcome.rank for outcome in ranks})
     if missing:
         return f"no outcome of rank {', '.join(map(str, missing))}"
     hashes = {outcome.parameters_sha256 for outcome in ranks}
-    return f"equal on all ranks, {min(hashes)[:8]}" if len(hashes) == 1 else f"DIFFER: {len(hashes)} hashes"
+    if len(hashes) == 1:
+        return f"all equal, {min(hashes)[:8]}"
+    return f"{'differ' if keeps is Keeps.NOTHING else 'DIFFER'}: {len(hashes)} hashes"
 
 
 def _distinct(texts: Iterable[str]) -> str:
     return " / ".join(sorted(set(texts)))
+
+
+def steps(results: Results) -> Iterator[Group]:
+    """Each training on a network that changes, step by step, beside the network."""
+    for course in results.courses:
+        table = _table("step", "begins, predicted", "measured", "takes, predicted", "measured", "error", "network")
+        for step in course.steps:
+            table.add_row(str(step.number), *(NONE if second is None else f"{second:.1f}"
+                                              for second in (step.predicted_second, step.measured_second)),
+                          NONE if step.predicted is None else time(step.predicted), time(step.measured),
+                          _error(step.error), step.network)
+        view = "" if course.row.bucket_view is None else f", bucket view {on_off(course.row.bucket_view)}"
+        yield _titled(f"Training step by step, {course.row.arm}, W = {course.row.world_size}{view}: begins at a second "
+                      "of the timeline, takes seconds of a step", table)
+
+
+def applied(results: Results) -> Group:
+    """What of the timeline was done to the network."""
+    table = _table("W", "arm", "bucket view", "changes", "late, median", "at most", "traffic")
+    done: dict[tuple[int, str, bool | None], list[Applied]] = defaultdict(list)
+    for one in results.applied:
+        done[one.world_size, one.arm, one.bucket_view].append(one)
+    for (world_size, arm, view), all_done in done.items():
+        changes = [one.late * 1e3 for one in all_done if one.received_bytes is None]
+        traffic = [f"{one.what[0]}: {format_size(one.received_bytes)} arrived from {one.applied_second:.1f} to "
+                   f"{one.ended_second:.1f} s" for one in all_done if one.received_bytes is not None]
+        table.add_row(str(world_size), arm, on_off(view), str(len(changes)),
+                      *(f"{value:.1f}" for value in (statistics.median(changes), max(changes))) if changes else (NONE, NONE),
+                      "\n".join(traffic))
+    return _titled("The timeline, as it was applied; late in milliseconds by the clock", table)
 
 
 def phases(results: Results) -> Group:

@@ -16,11 +16,13 @@ from rich.table import Table
 from emulator.links.engines import ENGINES
 from scenarios import records
 from scenarios.commands import command, console, report
+from scenarios.compare import Key
 from scenarios.environment import environment
 from scenarios.predict import predict
 from scenarios.progress import Stages
 from scenarios.scenario import Scenario
 from scenarios.scenario import load as load_scenario
+from scenarios.tables import on_off
 
 if TYPE_CHECKING:
     from scenarios.commands import Commands
@@ -125,9 +127,10 @@ def _write_predictions(scenario: Scenario, directory: Path, compute: dict[str, d
 
 def _preflight(scenario: Scenario, engine: str) -> None:
     """Refuse what this machine cannot measure, before anything is made or written."""
-    from emulator.hosts import netns
+    from emulator.hosts import netns, userns
     from scenarios.runner import campaigns
 
+    userns.again()
     for campaign in campaigns(scenario):
         netns.preflight(scenario.network.faster(campaign.speedup), engine)
 
@@ -142,11 +145,11 @@ def _run(scenario: Scenario, directory: Path, engine: str) -> None:
 
 
 def _print_predictions(directory: Path) -> None:
-    table = Table("W", "arm", "workload", "size", "predicted s", "closed form s")
-    rows: dict[tuple[str, int, str, int], dict[str, float]] = {}
+    table = Table("W", "arm", "workload", "bucket view", "size", "predicted s", "closed form s")
+    rows: dict[Key, dict[str, float]] = {}
     for prediction in records.load(directory / "predictions.jsonl", records.Prediction):
         rows.setdefault(prediction.key, {})[prediction.basis] = prediction.seconds
-    for (arm, size, workload, nbytes), by in rows.items():
-        table.add_row(str(size), arm, workload, f"{nbytes:,} B", f"{by['blind']:.4f}",
+    for (arm, size, workload, nbytes, view), by in rows.items():
+        table.add_row(str(size), arm, workload, on_off(view), f"{nbytes:,} B", f"{by['blind']:.4f}",
                       f"{by['closed form']:.4f}" if "closed form" in by else "")
     console().print(table)

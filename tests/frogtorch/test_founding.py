@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import frogtorch
-from scenarios import workload
+from scenarios.replica import parameters_sha256
+from scenarios.workloads import founding
 
 STEPS = 48
 CALLS = {4_216_833: 1, 1_050_625: 47, 3_166_208: 47}
@@ -17,12 +18,15 @@ CALLS = {4_216_833: 1, 1_050_625: 47, 3_166_208: 47}
 
 
 def trained(rank, group, view):
-    model = workload.mlp()
+    model = founding.model()
     replica = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=view)
-    optimiser, generator = workload.optimiser(model), workload.data(rank)
+    optimiser, batches = founding.optimiser(model), founding.batches(rank, group.size())
     for _ in range(STEPS):
-        workload.train_step(replica, optimiser, generator)
-    return workload.parameters_sha256(model), round(workload.held_out_loss(model), 4)
+        inputs, targets = next(batches)
+        optimiser.zero_grad(set_to_none=True)
+        founding.loss(replica(inputs), targets).backward()
+        optimiser.step()
+    return parameters_sha256(model), round(founding.held_out(model)["loss"], 4)
 
 
 @pytest.mark.parametrize("size", [pytest.param(3, marks=pytest.mark.slow),

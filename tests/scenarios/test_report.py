@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -120,10 +121,25 @@ def test_ranks_that_end_apart_are_told(make_run):
     file.unlink()
     append(file, [Outcome(**outcome) for outcome in outcomes
                   if (outcome["world_size"], outcome["arm"], outcome["rank"]) != (3, "gloo", 1)])
-    table = tables.outcomes(Results.load(run))
+    (table,) = tables.outcomes(Results.load(run))
     assert cells(table, "4", "shard")[2:] == ["48", "0.493987", "/", "0.500000", "95", "DIFFER:", "2", "hashes"]
-    assert cells(table, "4", "gloo")[-5:] == ["equal", "on", "all", "ranks,", "abababab"]
+    assert cells(table, "4", "gloo")[-3:] == ["all", "equal,", "abababab"]
     assert cells(table, "3", "gloo")[-5:] == ["no", "outcome", "of", "rank", "1"]
+
+
+def test_arms_that_keep_something_else_have_tables_of_their_own(exact):
+    outcomes = [Outcome(arm=arm, world_size=2, hosts=("a", "b"), workload="training", nbytes=8, bucket_view=True,
+                        rank=rank, steps=2, parameters_sha256=f"{rank * (arm != 'faithful')}" * 64, held_out_loss=0.5,
+                        held_out_accuracy=0.25, all_reduces=None, incorporated=incorporated)
+                for arm, incorporated in (("faithful", (2, 2, 2)), ("fresh_only", (1, 2, 1)), ("every_k", (2, 1, 2)))
+                for rank in range(2)]
+    keeping, skipping = tables.outcomes(replace(exact, outcomes=tuple(outcomes)))
+    assert "arms that keep the sum" in printed(keeping)
+    assert "arms that skip contributions" in printed(skipping)
+    assert cells(keeping, "2", "faithful") == ["2", "faithful", "on", "2", "0.500000", "25.0%", "–", "2.00", "all",
+                                               "equal,", "00000000"]
+    assert cells(skipping, "2", "fresh_only")[5:] == ["25.0%", "–", "1.33", "differ:", "2", "hashes"]
+    assert cells(skipping, "2", "every_k")[7] == "1.67"
 
 
 def test_phases_are_medians_by_bucket(exact):

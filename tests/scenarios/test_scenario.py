@@ -8,6 +8,7 @@ import pytest
 
 from emulator.topology import TopologyError
 from scenarios.scenario import AllReduce, Scenario, ScenarioError, Training, load
+from scenarios.workloads import FOUNDING
 
 ROOT = Path(__file__).parents[2]
 BROKEN = sorted((ROOT / "tests/broken/scenarios").glob("*.yaml"))
@@ -57,7 +58,7 @@ def test_everything_that_a_scenario_says(tmp_path: Path) -> None:
     assert scenario.all_reduce == AllReduce(4096, (2_100_000, 8_400_000, 4_200_000, 1_048_576),
                                             (4096, 262_144, 4_200_000))
     assert scenario.all_reduce.sizes == (4096, 262_144, 1_048_576, 2_100_000, 4_200_000, 8_400_000)
-    assert scenario.training == Training(steps=48, warmup=8, bucket_view=True)
+    assert scenario.training == Training(FOUNDING, steps=48, warmup=8, bucket_views=(True,), staleness_bound=64, k=4)
 
 
 def test_what_may_be_left_out(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ training: {steps: 1, warmup: 0}
 """)
     assert (scenario.repetitions, scenario.speedups, scenario.timeout) == (1, {2: 1.0}, 300.0)
     assert scenario.all_reduce is None
-    assert scenario.training == Training(steps=1, warmup=0, bucket_view=False)
+    assert scenario.training == Training(FOUNDING, steps=1, warmup=0, bucket_views=(False,), staleness_bound=64, k=4)
 
 
 def test_the_network_is_what_the_worlds_use() -> None:
@@ -134,7 +135,7 @@ def test_the_other_sweeps_run_on_the_network_of_their_name(name: str, sizes: lis
 def test_training_is_the_founding_workload() -> None:
     scenario = load(ROOT / "scenarios/training.yaml")
     assert (list(scenario.worlds), scenario.arms, scenario.speedups) == ([4], ("gloo", "shard"), {4: 10})
-    assert scenario.training == Training(steps=48, warmup=8, bucket_view=False)
+    assert scenario.training == Training(FOUNDING, 48, 8, bucket_views=(False,), staleness_bound=64, k=4)
 
 
 def test_every_shipped_scenario_is_valid() -> None:

@@ -1,4 +1,4 @@
-"""The founding workload, against what is known of it: its size, its buckets, its loss after 48 steps on four ranks."""
+"""The workloads, against what is known of them: sizes, buckets, and the founding one's loss after 48 steps."""
 
 import math
 from collections import Counter
@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from scenarios import predict, workload
 from scenarios.ranks import Place, RankError, Ranks
+from scenarios.workloads import FOUNDING, WORKLOADS, founding
 
 
 def places(tmp_path, size, arms, timeout=60.0):
@@ -16,17 +16,22 @@ def places(tmp_path, size, arms, timeout=60.0):
 
 
 def test_the_model_has_the_founding_experiments_parameters():
-    assert sum(parameter.numel() for parameter in workload.mlp().parameters()) == 4_216_833
-    assert predict.GRADIENT_BYTES == 4 * 4_216_833
-    assert predict.BUCKET_BYTES == (4 * 1_050_625, 4 * 3_166_208)
+    assert sum(parameter.numel() for parameter in founding.model().parameters()) == 4_216_833
+    assert FOUNDING.gradient_bytes == 4 * 4_216_833
+    assert FOUNDING.buckets == (4 * 1_050_625, 4 * 3_166_208)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_what_is_said_of_a_workload_holds_for_its_model(workload):
+    parameters = list(workload.load().model().parameters())
+    assert workload.gradient_bytes == 4 * sum(parameter.numel() for parameter in parameters)
+    assert workload.buckets[0] == 4 * sum(parameter.numel() for parameter in parameters[-workload.first:])
 
 
 def test_targets_follow_the_law():
-    inputs, targets = workload.batch(workload.data(3), 5)
-    again, _ = workload.batch(workload.data(3), 5)
-    other, _ = workload.batch(workload.data(2), 5)
-    assert inputs.shape == (5, 16)
-    assert targets.shape == (5, 1)
+    (inputs, targets), (again, _), (other, _) = (next(founding.batches(rank, 4)) for rank in (3, 3, 2))
+    assert inputs.shape == (64, 16)
+    assert targets.shape == (64, 1)
     assert inputs.equal(again)
     assert not inputs.equal(other)
     fixed = torch.randn(16, generator=torch.Generator().manual_seed(7))
@@ -38,21 +43,25 @@ def test_targets_follow_the_law():
 @pytest.mark.slow
 def test_ddp_on_four_ranks_ends_where_it_is_known_to_end(tmp_path):
     # 0.493987 was seen for Gloo, and for sums in rank order, after 48 steps of four local ranks with torch 2.13.0.
-    with Ranks(places(tmp_path, 4, ("gloo", "shard"))) as ranks:
-        ended = {arm: ranks.tell("train", arm=arm, steps=48, bucket_view=False) for arm in ("gloo", "shard")}
+    arms = ("gloo", "shard", "faithful")
+    with Ranks(places(tmp_path, 4, arms)) as ranks:
+        ended = {arm: ranks.tell("train", arm=arm, steps=48, bucket_view=arm == "shard") for arm in arms}
     for results in ended.values():
         assert {round(result["held_out_loss"], 4) for result in results} == {0.4940}
         assert len({result["parameters_sha256"] for result in results}) == 1
-    for result in ended["shard"]:
-        reduced = [seen["nbytes"] // 4 for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
-        # One bucket in the first step, two in the 47 others.
-        assert reduced[0] == 4_216_833
-        assert Counter(reduced[1:]) == {1_050_625: 47, 3_166_208: 47}
+    for arm, collective in (("shard", "all_reduce"), ("faithful", "faithful")):
+        for result in ended[arm]:
+            reduced = [seen["nbytes"] // 4 for seen in result["telemetry"] if seen["collective"] == collective]
+            # One bucket in the first step, two in the 47 others.
+            assert reduced[0] == 4_216_833
+            assert Counter(reduced[1:]) == {1_050_625: 47, 3_166_208: 47}
+    assert all(result["incorporated"] == [4] * 95 for result in ended["faithful"])
 
 
 def test_ranks_of_all_arms_add_up(tmp_path):
-    with Ranks(places(tmp_path, 3, ("gloo", "shard", "pipelined", "whole", "direct"))) as ranks:
-        for arm in ("gloo", "shard", "pipelined", "whole", "direct"):
+    arms = ("gloo", "gloo2", "shard", "pipelined", "whole", "direct")
+    with Ranks(places(tmp_path, 3, arms)) as ranks:
+        for arm in arms:
             results = ranks.tell("all_reduce", arm=arm, nbytes=40_004, repetition=1)  # the rank checks the sum itself
             # Nobody can be done before the last has begun.
             assert min(result["end"] for result in results) > max(result["start"] for result in results)

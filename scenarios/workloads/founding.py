@@ -6,7 +6,7 @@ rate of 0.02, mean squared error, batch 64 a rank; held out are 4,096 samples th
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ BATCH = 64
 LEARNING_RATE = 0.02
 _INPUTS = 16
 
+loss = nn.functional.mse_loss
 
-def mlp() -> nn.Sequential:
+
+def model() -> nn.Module:
     """The model, initialised alike on every rank. Sets torch's seed."""
     torch.manual_seed(17)
     layers: list[nn.Module] = [nn.Linear(_INPUTS, 1024), nn.Tanh()]
@@ -30,12 +32,14 @@ def optimiser(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-def data(rank: int) -> torch.Generator:
-    """The generator that this rank's inputs are drawn from: different on every rank."""
-    return torch.Generator().manual_seed(17 * 1000 + rank)
+def batches(rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of 64 of this rank: different on every rank, whatever the world."""
+    generator = torch.Generator().manual_seed(17 * 1000 + rank)
+    while True:
+        yield batch(generator, BATCH)
 
 
-def batch(generator: torch.Generator, count: int = BATCH) -> tuple[Tensor, Tensor]:
+def batch(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
     """`count` inputs [count, 16] and their targets [count, 1]: ``sin(x·t) + 0.3 x·t`` for one fixed t."""
     target = torch.randn(_INPUTS, generator=torch.Generator().manual_seed(7))
     inputs = torch.randn(count, _INPUTS, generator=generator)
@@ -43,23 +47,8 @@ def batch(generator: torch.Generator, count: int = BATCH) -> tuple[Tensor, Tenso
     return inputs, (torch.sin(projection) + 0.3 * projection).unsqueeze(1)
 
 
-def train_step(model: nn.Module, optimise: torch.optim.Optimizer, generator: torch.Generator) -> None:
-    """One step whole: data, forward, backward (in which DDP exchanges the gradients), optimiser."""
-    inputs, targets = batch(generator)
-    optimise.zero_grad(set_to_none=True)
-    nn.functional.mse_loss(model(inputs), targets).backward()
-    optimise.step()
-
-
 @torch.no_grad()
-def held_out_loss(model: nn.Module) -> float:
+def held_out(model: nn.Module) -> dict[str, float]:
     """Mean squared error on the 4,096 samples that no rank trains on."""
     inputs, targets = batch(torch.Generator().manual_seed(4242), 4096)
-    return float(nn.functional.mse_loss(model(inputs), targets))
-
-
-@torch.no_grad()
-def parameters_sha256(model: nn.Module) -> str:
-    """SHA-256 of the flattened parameters: equal on two ranks only if every bit is."""
-    flat = torch.cat([parameter.reshape(-1) for parameter in model.parameters()])
-    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    return {"loss": float(loss(model(inputs), targets))}

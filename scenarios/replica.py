@@ -1,0 +1,91 @@
+"""A model under DDP as an arm has it: in the arm's group, with the arm's comm hook."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import frogtorch
+from frogtorch import hooks
+from scenarios.arms import Arm
+
+__all__ = ["Replica", "group", "parameters_sha256"]
+
+
+def group(arm: Arm, interface: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Make the arm's group, of all ranks; Gloo talks over `interface`."""
+    if arm.backend == "frogtorch":
+        made = dist.new_group(backend="frogtorch", timeout=timeout,
+                              pg_options=frogtorch.Options(all_reduce=arm.all_reduce))
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = ",".join([interface] * arm.connections)  # a device, and a connection, each
+        made = dist.new_group(backend="gloo", timeout=timeout)
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+class Replica:
+    """A rank's copy of a workload's model in training, step by step."""
+
+    def __init__(self, workload: ModuleType, arm: Arm, group: dist.ProcessGroup, *, bucket_view: bool, bound: int = 64,
+                 k: int = 4) -> None:
+        """`bound` is fresh_only's staleness bound, `k` that of every_k."""
+        self._workload = workload
+        self.model: nn.Module = workload.model()
+        self._optimiser: torch.optim.Optimizer = workload.optimiser(self.model)
+        self._batches: Iterator[tuple[Tensor, Tensor]] = workload.batches(group.rank(), group.size())
+        self._replica = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=bucket_view)
+        self._state: Any = None
+        if arm.hook is not None:
+            self._state, hook = _hook(arm.hook, group, bound, k)
+            self._replica.register_comm_hook(self._state, hook)
+
+    def step(self) -> None:
+        """One step whole: data, forward, backward (in which DDP exchanges the gradients), optimiser."""
+        inputs, targets = next(self._batches)
+        self._optimiser.zero_grad(set_to_none=True)
+        self._workload.loss(self._replica(inputs), targets).backward()
+        self._optimiser.step()
+
+    def outcome(self) -> dict[str, Any]:
+        """What this rank has: parameters, held-out loss (and accuracy), and how many contributions each mean had.
+
+        The last, one number a bucket in the order of time, this rank's own counted, only of frogtorch's hooks.
+        """
+        held_out = self._workload.held_out(self.model)
+        taken = getattr(self._state, "taken", None)
+        return {"parameters_sha256": parameters_sha256(self.model), "held_out_loss": held_out["loss"],
+                "held_out_accuracy": held_out.get("accuracy"),
+                "incorporated": None if taken is None else [1 + len(one.ages) for one in taken]}
+
+
+def _hook(name: str, group: dist.ProcessGroup, bound: int, k: int) -> tuple[Any, Any]:
+    """A hook for one model, and its state."""
+    if name == "faithful":
+        return hooks.Faithful(group), hooks.faithful
+    if name == "fresh_only":
+        return hooks.FreshOnly(group, bound=bound), hooks.fresh_only
+    if name == "every_k":
+        return hooks.EveryK(k, group), hooks.every_k
+    if name == "fp16":
+        return group, default_hooks.fp16_compress_hook
+    # From its third step on: in the first two DDP has not settled the buckets, whose errors it keeps.
+    return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
+
+
+@torch.no_grad()
+def parameters_sha256(model: nn.Module) -> str:
+    """SHA-256 of the flattened parameters: equal on two ranks only if every bit is."""
+    flat = torch.cat([parameter.reshape(-1) for parameter in model.parameters()])
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
