@@ -20,13 +20,13 @@ from statistics import median
 
 from emulator.links.holding import CUT, seed
 from emulator.links.namespace import LinkError, Namespace, scratch
-from emulator.links.shaping import WIDE_OPEN
 from emulator.topology import Path, Topology
 
 FLOOR = 50e-6
 """Seconds: about what the detour through the IFB device costs; shorter delays are left alone."""
 _IFB = "ifb0"
 _SMALLEST = 66             # bytes of a frame with a bare acknowledgement
+_WIDE_OPEN = 12.5e9        # bytes per second of what does not limit
 _UNLIMITED = 1.25e9        # bytes per second, to size a limit where there is no rate: 10 Gbit/s
 
 Pair = tuple[str, str]
@@ -73,7 +73,7 @@ def options(path: Path, bias: float = 0.0, begin: int | None = None) -> str:
         words += f" loss {path.loss * 100:.6f}%"
     if begin is not None and (path.jitter or path.loss):
         words += f" seed {begin}"
-    return f"{words} rate {WIDE_OPEN:.0f}bps"
+    return f"{words} rate {_WIDE_OPEN:.0f}bps"
 
 
 def _roots(device: str) -> list[str]:
@@ -84,7 +84,7 @@ def _leaf(number: int, address: str, device: str, words: str) -> list[str]:
     """Lines that lead what comes from `address` through a netem of its own."""
     match = f"protocol ip prio 1 u32 match ip src {address}/32"
     return [
-        f"class add dev {_IFB} parent 1: classid 1:{number:x} htb rate {WIDE_OPEN:.0f}bps quantum 200000",
+        f"class add dev {_IFB} parent 1: classid 1:{number:x} htb rate {_WIDE_OPEN:.0f}bps quantum 200000",
         f"qdisc add dev {_IFB} parent 1:{number:x} handle {number + 1:x}: netem {words}",
         f"filter add dev {_IFB} parent 1: {match} flowid 1:{number:x}",
         f"filter add dev {device} parent ffff: {match} action mirred egress redirect dev {_IFB}",

@@ -12,8 +12,9 @@ the lines that lead there. No queue is torn down for it and none is made shorter
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from emulator.ethernet import FRAME, burst
 from emulator.links.namespace import LinkError, run, scratch
@@ -24,8 +25,6 @@ LARGEST_PACKET = 70_000
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
 meet, a longer one has them lose more at a time, and share less evenly."""
-WIDE_OPEN = 12.5e9
-"""Bytes per second of a class that limits nothing for now."""
 _TURN = 1e-4          # seconds
 _MOST_GROUPS = 2      # a path's turns in the hub: where it comes in, and where it goes out
 
@@ -105,41 +104,54 @@ def _limits(rate: float, ceiling: float) -> str:
 def up(topology: Topology, host: str, device: str, address: Mapping[str, str],
        state: Topology | None = None) -> list[str]:
     """The sender's part: `host`'s own paths and its access up, on its `device`."""
-    times = _Times(topology, state)
-
-    def leaf(path: Path) -> Leaf:
-        return Leaf(f"ip dst {address[path.target]}/32", times.limit(lambda now: _same(path, now).rate),
-                    times.queue(path, lambda now: _smallest(_same(path, now).rate, now.host(host).up)))
-
-    leaves = [leaf(path) for path in topology.paths if path.source == host]
-    return tree(device, times.limit(lambda now: now.host(host).up), leaves, live=state is not None)
+    now = state or topology
+    leaves = [Leaf(f"ip dst {address[path.target]}/32", path.rate, _queue(topology, now, path, "up"))
+              for path in now.paths if path.source == host]
+    return tree(device, now.host(host).up, leaves, live=state is not None)
 
 
 def down(topology: Topology, host: str, device: str, address: Mapping[str, str],
          state: Topology | None = None) -> list[str]:
     """The access down of `host`, on the hub's `device` towards it; empty if it has no limit."""
-    times = _Times(topology, state)
-    access = times.limit(lambda now: now.host(host).down)
-    if access is None:
+    now = state or topology
+    if now.host(host).down is None:
         return []
-    leaves = [Leaf(f"ip src {address[path.source]}/32", None, times.queue(path, lambda now: now.host(host).down))
-              for path in topology.paths if path.target == host]
-    return tree(device, access, leaves, live=state is not None)
+    leaves = [Leaf(f"ip src {address[path.source]}/32", None, _queue(topology, now, path, "down"))
+              for path in now.paths if path.target == host]
+    return tree(device, now.host(host).down, leaves, live=state is not None)
 
 
 def group(topology: Topology, name: str, device: str, address: Mapping[str, str],
           state: Topology | None = None) -> list[str]:
     """The bottleneck of a group, on the `device` in the hub that its paths are led through (:func:`detours`)."""
-    times = _Times(topology, state)
-
-    def rate(now: Topology) -> float:
-        return next(group.rate for group in now.groups if group.name == name)
-
-    members = next(group.paths for group in topology.groups if group.name == name)
+    now = state or topology
+    shared = next(group for group in now.groups if group.name == name)
     leaves = [Leaf(f"ip src {address[path.source]}/32 match ip dst {address[path.target]}/32", None,
-                   times.queue(path, rate))
-              for path in topology.paths if (path.source, path.target) in members]
-    return tree(device, times.limit(rate), leaves, live=state is not None)
+                   _queue(topology, now, path, name))
+              for path in now.paths if (path.source, path.target) in shared.paths]
+    return tree(device, shared.rate, leaves, live=state is not None)
+
+
+def _queue(topology: Topology, now: Topology, path: Path, where: str) -> int:
+    """Bytes that may wait at ``up``, ``down`` or the group `where`: as many as ever in the topology's timeline.
+
+    A router's memory does not shrink with a line's rate, and what waits in it must not be lost when that changes.
+    """
+    return max(_longest(topology, where)[path.source, path.target], _needed(now, path, where))
+
+
+@lru_cache(maxsize=64)      # as often as the links change, and a timeline may have thousands of states
+def _longest(topology: Topology, where: str) -> dict[tuple[str, str], int]:
+    return {(path.source, path.target): max(_needed(state, state.path(path.source, path.target), where)
+                                            for state in states(topology))
+            for path in topology.paths}
+
+
+def _needed(state: Topology, path: Path, where: str) -> int:
+    rates = {"up": [path.rate, state.host(path.source).up], "down": [state.host(path.target).down]}.get(
+        where, [group.rate for group in state.groups if group.name == where])
+    rate = min((rate for rate in rates if rate is not None), default=0.0)
+    return queue_size(path, round_trip(state, path), rate)
 
 
 def detours(topology: Topology, ports: Mapping[str, str], devices: Mapping[str, str],
@@ -166,6 +178,7 @@ def groups_of(topology: Topology, path: Path) -> list[str]:
     return [group.name for group in topology.groups if (path.source, path.target) in group.paths]
 
 
+@lru_cache(maxsize=256)
 def segments(topology: Topology, host: str) -> int | None:
     """How many TCP segments `host` may join in one packet (GSO); None: as many as it likes.
 
@@ -177,7 +190,7 @@ def segments(topology: Topology, host: str) -> int | None:
     longest = [_turn(state, host) for state in states(topology)]
     for path in topology.paths:
         if path.source == host:
-            if any(0 < _same(path, state).loss < 1 for state in states(topology)):
+            if any(0 < state.path(host, path.target).loss < 1 for state in states(topology)):
                 return 1
             if path.queue is not None and path.queue < LEAST_QUEUE:
                 longest.append(max(1, path.queue // 4 // FRAME))
@@ -225,21 +238,20 @@ def refuse_change(topology: Topology, state: Topology) -> None:
                 *((f"window of {path.source} -> {path.target}", path.window) for path in of.paths),
                 *((f"queue of {path.source} -> {path.target}", path.queue) for path in of.paths)]
 
-    def rates(of: Topology) -> list[tuple[str, float | None]]:
-        return [*((f"path {path.source} -> {path.target}", path.rate) for path in of.paths),
-                *((f"the access up of {host.name}", host.up) for host in of.hosts),
-                *((f"the access down of {host.name}", host.down) for host in of.hosts)]
+    def limited(of: Topology) -> list[tuple[str, bool]]:
+        return [*((f"path {path.source} -> {path.target}", path.rate is not None) for path in of.paths),
+                *((f"the access up of {host.name}", host.up is not None) for host in of.hosts),
+                *((f"the access down of {host.name}", host.down is not None) for host in of.hosts)]
 
     for (what, before), (_, after) in zip(fixed(topology), fixed(state), strict=False):
         if before != after:
             raise TopologyError(f"{state.file}: the {what} cannot change while the links are up; take the network "
                                 "down, and up again with the other topology")
-    ever = {what for moment in states(topology) for what, rate in rates(moment) if rate is not None}
-    for what, rate in rates(state):
-        if rate is not None and what not in ever:
-            raise TopologyError(f"{state.file}: {what} was made without a limit and cannot get one while the links are "
-                                "up; give it one at some second of the topology's timeline, or bring the network up "
-                                "again")
+    for (what, before), (_, after) in zip(limited(topology), limited(state), strict=True):
+        if before != after:
+            raise TopologyError(f"{state.file}: {what} is {'limited' if before else 'unlimited'}, and cannot become "
+                                f"{'unlimited' if before else 'limited'} while the links are up; write another rate, "
+                                "or bring the network up again")
     for path in state.paths:
         if 0 < path.loss < 1 and segments(topology, path.source) != 1:
             raise TopologyError(f"{state.file}:{path.line}: path {path.source} -> {path.target} cannot begin to lose "
@@ -256,30 +268,3 @@ def why_not() -> str | None:
     except (LinkError, OSError) as error:
         return str(error)
     return None
-
-
-class _Times:
-    """What classes must be able to hold: every state of `topology`, and the one that it has `now`."""
-
-    def __init__(self, topology: Topology, now: Topology | None) -> None:
-        self._now = now or topology
-        self._every = [*states(topology), self._now]
-
-    def limit(self, rate: Callable[[Topology], float | None]) -> float | None:
-        """Bytes per second of a class: WIDE_OPEN if it is limited at other times only, None if there is to be none."""
-        present = rate(self._now)
-        if present is None and any(rate(state) is not None for state in self._every):
-            return WIDE_OPEN
-        return present
-
-    def queue(self, path: Path, rate: Callable[[Topology], float | None]) -> int:
-        """Bytes: the longest that `path` needs at any time. A router's memory does not shrink with a line's rate."""
-        return max(queue_size(path, round_trip(state, _same(path, state)), rate(state) or 0) for state in self._every)
-
-
-def _same(path: Path, state: Topology) -> Path:
-    return state.path(path.source, path.target)
-
-
-def _smallest(*rates: float | None) -> float | None:
-    return min((rate for rate in rates if rate is not None), default=None)
