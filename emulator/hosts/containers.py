@@ -8,7 +8,6 @@ it leads nowhere. Paths of a group are routed through one more container, ``ft-<
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import secrets
@@ -86,7 +85,7 @@ class Network(netns.Network):
         client = _client()
         _require_image(client)
         refuse(self.shaped, self._wish)
-        self._ledger.open([])
+        self._ledger.open([], self.runtime)
         try:
             (self._ledger.room / "shared").mkdir(mode=0o777)
             (self._ledger.room / "shared").chmod(0o1777)
@@ -305,11 +304,16 @@ def _await_stray(api: Any, asked: File) -> None:
         time.sleep(0.1)
 
 
-def runs() -> list[str]:
-    """Names of the runs that have something in Docker. Raises LinkError if the daemon does not answer."""
+def owned() -> dict[str, list[str]]:
+    """What runs have in Docker, by run, in words. Raises LinkError if the daemon does not answer."""
     api = _client().api
-    found = itertools.chain(api.containers(all=True, filters={"label": LABEL}), api.networks(filters={"label": LABEL}))
-    return sorted({thing["Labels"][LABEL] for thing in found})
+    found: dict[str, list[str]] = {}
+    for container in api.containers(all=True, filters={"label": LABEL}):
+        found.setdefault(container["Labels"][LABEL], []).append(
+            f"container {container['Names'][0].lstrip('/')} ({container['State']})")
+    for network in api.networks(filters={"label": LABEL}):
+        found.setdefault(network["Labels"][LABEL], []).append(f"network {network['Name']}")
+    return found
 
 
 def _client() -> docker.DockerClient:

@@ -1,9 +1,9 @@
 """What a run owns, written down before it is made, so that it can be taken away after any end of its maker.
 
-``/run/frogtorch/<run>/`` belongs to one run; making the directory is what claims the name. It holds ``ledger.json``,
-logs, ``maker``, on which the maker holds a lock as long as it lives, and ``gate``: who makes something holds a shared
-lock on it meanwhile (:mod:`emulator.links.namespace`), who takes the run away waits for the exclusive lock and then
-removes it.
+``/run/frogtorch/<run>/`` belongs to one run (an ordinary user, who may have containers, has a directory of the user's
+own); making it is what claims the name. It holds ``ledger.json``, logs, ``maker``, on which the maker holds a lock as
+long as it lives, and ``gate``: who makes something holds a shared lock on it meanwhile
+(:mod:`emulator.links.namespace`), who takes the run away waits for the exclusive lock and then removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path as File
 
 from emulator.links.namespace import NAMED, LinkError, run
 
-ROOM = File("/run/frogtorch")
+ROOM = File("/run/frogtorch") if os.geteuid() == 0 else \
+    File(os.environ.get("XDG_RUNTIME_DIR", "/tmp"), f"frogtorch-{os.geteuid()}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PATIENCE = 10.0      # seconds for killed processes to be gone
 
@@ -38,12 +39,12 @@ class Ledger:
         self._file = self.room / "ledger.json"
         self._maker: int | None = None
 
-    def open(self, namespaces: Sequence[str]) -> None:
-        """Claim the run, and write down the namespaces that it will make.
+    def open(self, namespaces: Sequence[str], runtime: str = "netns") -> None:
+        """Claim the run for a runtime, and write down the namespaces that it will make.
 
         Raises LinkError if the run is up already, or a namespace of such a name exists that is not in any ledger.
         """
-        ROOM.mkdir(parents=True, exist_ok=True)
+        ROOM.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         try:
             self.room.mkdir()
         except FileExistsError:
@@ -59,7 +60,7 @@ class Ledger:
         self.gate.touch()
         # Renamed into place: a ledger is whole or absent, and absent means that nothing was made.
         draft = self.room / "ledger.draft"
-        draft.write_text(json.dumps({"namespaces": list(namespaces)}))
+        draft.write_text(json.dumps({"runtime": runtime, "namespaces": list(namespaces)}))
         draft.rename(self._file)
 
     def clear(self, others: Callable[[], list[str]] = list) -> list[str]:
@@ -78,14 +79,26 @@ class Ledger:
             if not self.room.exists():      # another has just cleared it
                 return []
             removed = others()
-            names = json.loads(self._file.read_text())["namespaces"] if self._file.exists() else []
-            here = [name for name in names if (NAMED / name).exists()]
+            here = [name for name in self.namespaces if (NAMED / name).exists()]
             removed += [f"process {pid} in {name}" for name in here for pid in _kill(name)]
             if here:
                 run(["ip", "-batch", "-"], "".join(f"netns del {name}\n" for name in here))
             removed += [f"namespace {name}" for name in here]
             shutil.rmtree(self.room)
         return removed
+
+    @property
+    def namespaces(self) -> list[str]:
+        """What was written down."""
+        return list(json.loads(self._file.read_text())["namespaces"]) if self._file.exists() else []
+
+    @property
+    def runtime(self) -> str | None:
+        """What the run was claimed for; None if there is no such run, or it was ended while it was being claimed."""
+        try:
+            return str(json.loads(self._file.read_text())["runtime"])
+        except FileNotFoundError:
+            return None
 
     def in_use(self) -> bool:
         """Whether the process that made the run still lives. A kill, of whatever kind, ends its lock."""

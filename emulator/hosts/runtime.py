@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -76,3 +77,25 @@ class MakesRuntime(Protocol):
 
     def __call__(self, topology: Topology, run: str, engine: str, speedup: float, /) -> Runtime:
         """For the hosts of `topology`, life-size, run `speedup` times faster, with that delay engine (or ``auto``)."""
+
+
+class Module(Protocol):
+    """The module of a runtime."""
+
+    Network: MakesRuntime
+
+    def preflight(self, topology: Topology, engine: str = "auto") -> object:
+        """Refuse what this machine cannot make of `topology`, as it is on the wire; nothing stays.
+
+        Raises TopologyError or LinkError.
+        """
+
+
+_MODULES = {"netns": "emulator.hosts.netns", "docker": "emulator.hosts.containers"}
+RUNTIMES = tuple(_MODULES)
+
+
+def chosen(name: str) -> Module:
+    """The module of the runtime of that name; only now imported, as each needs something of its own."""
+    module: Module = importlib.import_module(_MODULES[name])
+    return module

@@ -21,13 +21,10 @@ def add(commands: Commands) -> None:
 
 
 def _down(options: argparse.Namespace) -> int:
-    from emulator.hosts import netns
+    from emulator.hosts import upkeep
 
-    if os.geteuid() != 0:
-        if netns.runs():
-            raise ValueError("removing namespaces that root made needs root; run the same command with sudo")
-        print("nothing of ours is up (a rootless run ends with its command)")
-        return 0
-    removed = netns.down(options.run)
+    removed = upkeep.down(options.run)
     print("\n".join(removed) if removed else "nothing of ours is up")
+    if os.geteuid() != 0:
+        print("(what root has up, only root sees: sudo frogtorch down)")
     return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from emulator.hosts.runtime import RUNTIMES, chosen
 from emulator.links.engines import ENGINES
 from scenarios import records
 from scenarios.commands import command, console, report
@@ -38,11 +39,11 @@ def add(commands: Commands) -> None:
                                  "without it, training steps are predicted as their exchange alone")
     measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written")
     measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
-    _engine(measuring)
+    _links(measuring)
     comparing = command(commands, "compare", _compare,
                         "predict, then measure, a scenario, and report both side by side")
     _scenario(comparing)
-    _engine(comparing)
+    _links(comparing)
 
 
 def _scenario(of: argparse.ArgumentParser) -> None:
@@ -51,7 +52,9 @@ def _scenario(of: argparse.ArgumentParser) -> None:
                     help="the run directory, which must not exist yet (default: runs/<name>-<date>)")
 
 
-def _engine(of: argparse.ArgumentParser) -> None:
+def _links(of: argparse.ArgumentParser) -> None:
+    of.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0],
+                    help="what hosts are: network namespaces or Docker containers (default: %(default)s)")
     of.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
                     help="what holds packets for a path's delay (default: the first of these that this "
                          "machine has)")
@@ -77,15 +80,15 @@ def _measure(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
     if (options.run / "fidelity.jsonl").exists():
         raise ValueError(f"{options.run} is measured already, or was begun: predict into a new run directory")
-    _preflight(scenario, options.engine)
+    _preflight(scenario, options)
     options.directory = options.run
-    _run(scenario, options.run, options.engine)
+    _run(scenario, options.run, options)
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
     scenario = load_scenario(options.scenario)
-    _preflight(scenario, options.engine)
+    _preflight(scenario, options)
     directory = options.directory = _new_run(scenario, options.output)
     compute = None
     if scenario.training:
@@ -95,7 +98,7 @@ def _compare(options: argparse.Namespace) -> int:
             calibrate(scenario, directory, stages)
         compute = json.loads((directory / "compute.json").read_text())
     _write_predictions(scenario, directory, compute)
-    _run(scenario, directory, options.engine)
+    _run(scenario, directory, options)
     options.run = directory
     return report.show(options)
 
@@ -125,23 +128,25 @@ def _write_predictions(scenario: Scenario, directory: Path, compute: dict[str, d
         records.append(directory / "predictions.jsonl", predict(scenario, compute))
 
 
-def _preflight(scenario: Scenario, engine: str) -> None:
+def _preflight(scenario: Scenario, options: argparse.Namespace) -> None:
     """Refuse what this machine cannot measure, before anything is made or written."""
-    from emulator.hosts import netns, userns
+    from emulator.hosts import userns
     from scenarios.runner import campaigns
 
-    userns.again()
+    if options.runtime == "netns":
+        userns.again()
+    runtime = chosen(options.runtime)
     for campaign in campaigns(scenario):
-        netns.preflight(scenario.network.faster(campaign.speedup), engine)
+        runtime.preflight(scenario.network.faster(campaign.speedup), options.engine)
 
 
-def _run(scenario: Scenario, directory: Path, engine: str) -> None:
+def _run(scenario: Scenario, directory: Path, options: argparse.Namespace) -> None:
     from scenarios.runner import Runner
 
     run = secrets.token_hex(3)
     print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run})", file=sys.stderr)
     with Stages() as stages:
-        Runner(scenario, directory, run, engine, stages).measure()
+        Runner(scenario, directory, run, options.engine, stages, chosen(options.runtime).Network).measure()
 
 
 def _print_predictions(directory: Path) -> None:
