@@ -18,6 +18,7 @@ from itertools import combinations, permutations
 from emulator.probe.classify import (
     DOWN,
     DROP,
+    EQUAL,
     GROUP,
     UP,
     Alone,
@@ -96,10 +97,11 @@ class _Plan:
         if len(self.names) == 2:
             self._note("with two hosts a path's own limit cannot be told from an access's")
         else:
-            for kind in (UP, DOWN):
-                found = yield from self._hosts(kind)
-                left = [limit for limit in found if not any(known.explains(limit) for known in self.shared)]
-                self.shared += yield from self._joined(left)
+            ups = yield from self._hosts(UP)
+            downs = yield from self._hosts(DOWN)
+            self.shared = yield from self._joined(ups, downs)
+            left = [limit for limit in downs if not any(known.explains(limit) for known in self.shared)]
+            self.shared += yield from self._joined(left, ups)
         yield from self._screen()
         return Known(self.alone, tuple(unexplained(self.shared)), self.carried, tuple(self.notes))
 
@@ -145,10 +147,10 @@ class _Plan:
         if room <= DROP * seen.trial.total().value:
             return lost | kept
         without = yield from self._alone_total(lost)
-        share = (without - seen.trial.total(lost).value) / room
-        if share >= 0.75:
+        more = without - seen.trial.total(lost).value
+        if more >= 0.9 * room:
             return lost | kept
-        if share <= 0.25 and len(lost) > 1:
+        if more <= DROP / 2 * without and len(lost) > 1:
             return lost
         return lost | (yield from self._sharing(lost, without, kept))
 
@@ -168,13 +170,16 @@ class _Plan:
                 taking.add(pair)
         return frozenset(taking)
 
-    def _joined(self, limits: Sequence[Shared]) -> Generator[Request, Trial, list[Shared]]:
-        """Join those limits of single hosts that are one, as an uplink of a site is: two together get no more."""
+    def _joined(self, limits: Sequence[Shared], ahead: Sequence[Shared]) -> Generator[Request, Trial, list[Shared]]:
+        """Join those limits of single hosts that are one, as an uplink of a site is: two together get no more.
+
+        `ahead` are the limits of hosts in the other direction, which must let more pass for that to be seen.
+        """
         joined: list[Shared] = []
         firsts: list[Shared] = []      # of each, the limit of its first host, which stands for it in trials
         for limit in limits:
             for index, first in enumerate(firsts):
-                if equal(limit.rate.value, first.rate.value) and (yield from self._same(first, limit)):
+                if equal(limit.rate.value, first.rate.value) and (yield from self._same(first, limit, ahead)):
                     whole = joined[index]
                     joined[index] = Shared(GROUP, whole.hosts + limit.hosts, whole.paths | limit.paths, whole.rate)
                     break
@@ -183,13 +188,21 @@ class _Plan:
                 firsts.append(limit)
         return joined
 
-    def _same(self, one: Shared, other: Shared) -> Generator[Request, Trial, bool]:
+    def _same(self, one: Shared, other: Shared, ahead: Sequence[Shared]) -> Generator[Request, Trial, bool]:
         ends = {*one.hosts, *other.hosts}
-        pairs = sorted(pair for pair in one.paths | other.paths if not ends.issuperset(pair))
-        if not (one.paths & {*pairs} and other.paths & {*pairs}):
-            return False
-        seen = yield from self._drive(f"{one.hosts[0]} and {other.hosts[0]}", pairs)
-        return bool(seen.dropped) and seen.trial.total().value < 1.25 * max(one.rate.value, other.rate.value)
+        parts = [[pair for pair in sorted(limit.paths) if not ends.issuperset(pair)] for limit in (one, other)]
+        rate = max(one.rate.value, other.rate.value)
+        most = [self._most(part, ahead) for part in (*parts, parts[0] + parts[1])]
+        if min(most[0], most[1]) < (1 - EQUAL) * rate or most[2] < 1.5 * rate:
+            return False      # it could not be seen
+        seen = yield from self._drive(f"{one.hosts[0]} and {other.hosts[0]}", parts[0] + parts[1])
+        return bool(seen.dropped) and seen.trial.total().value < 1.25 * rate
+
+    def _most(self, pairs: Collection[Pair], ahead: Sequence[Shared]) -> float:
+        """What could pass along the pairs at once, as far as their ends and the limits `ahead` are concerned."""
+        total = sum(self.alone[pair].rate for pair in pairs if not any(pair in limit.paths for limit in ahead))
+        return total + sum(min(limit.rate.value, sum(self.alone[pair].rate for pair in limit.paths.intersection(pairs)))
+                           for limit in ahead)
 
     def _screen(self) -> Trials:
         """Look for limits that only paths of different hosts share: half the hosts towards the other half.

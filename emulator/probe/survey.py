@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 Pair = tuple[str, str]
@@ -34,7 +34,9 @@ class Estimate:
     def of_batches(cls, values: Sequence[float]) -> Estimate:
         """Mean of :data:`BATCHES` values, taken as independent."""
         mean = fmean(values)
-        half = _T95 * stdev(values) / math.sqrt(len(values))
+        # statistics.stdev is exact, and a hundred times slower.
+        variance = math.fsum((value - mean)**2 for value in values) / (len(values) - 1)
+        half = _T95 * math.sqrt(variance / len(values))
         return cls(mean, max(0.0, mean - half), mean + half)
 
     @classmethod
