@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
+from matplotlib.ticker import FixedLocator, StrMethodFormatter
 
 from scenarios.compare import BLIND, Row
 from scenarios.fit import Estimate
@@ -43,12 +43,15 @@ STYLES = (Style("#0072B2", "o", "x", "-"), Style("#D55E00", "s", "+", "--"), Sty
 
 
 def draw(results: Results, directory: Path) -> list[Path]:
-    """Write the figures into `directory`; returns their files, none for a run without all-reduces."""
-    if not results.fits:
-        return []
+    """Write the figures into `directory`; returns their files: of all-reduces, and of a network that changes."""
     styles = {arm: STYLES[index % len(STYLES)] for index, arm in enumerate(results.scenario.arms)}
+    figures = {}
+    if results.fits:
+        figures |= {"times.png": times(results, styles), "slopes.png": slopes(results, styles)}
+    if results.courses:
+        figures["steps.png"] = steps(results, styles)
     files = []
-    for name, figure in (("times.png", times(results, styles)), ("slopes.png", slopes(results, styles))):
+    for name, figure in figures.items():
         figure.savefig(directory / name, dpi=DPI)
         files.append(directory / name)
     return files
@@ -119,6 +122,35 @@ def slopes(results: Results, styles: dict[str, Style]) -> Figure:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     _legend(figure, styles)
+    return figure
+
+
+def steps(results: Results, styles: dict[str, Style]) -> Figure:
+    """Seconds of each step over the second of the timeline at which it begins, a panel a training; changes as lines."""
+    count = len(results.courses)
+    figure = Figure(figsize=(8, 0.6 + 2.2 * count), layout="constrained")
+    panels = figure.subplots(count, 1, squeeze=False, sharex=True, sharey=True).flat
+    for course, axes in zip(results.courses, panels, strict=True):
+        arm = course.row.arm
+        for moment in results.scenario.topology.timeline.moments:
+            axes.axvline(moment, color="0.8", linewidth=0.8, zorder=0)
+        predicted = [(step.predicted_second, step.predicted) for step in course.steps if step.predicted is not None]
+        if predicted:
+            axes.plot(*zip(*predicted, strict=True), linestyle="none", marker=styles[arm].cross, markersize=9,
+                      color=styles[arm].color, label=f"{arm}: predicted")
+        axes.plot([step.measured_second for step in course.steps], [step.measured for step in course.steps],
+                  marker=styles[arm].marker, markersize=5, markerfacecolor="none", **styles[arm].line,
+                  label=f"{arm}: measured")
+        view = "" if course.row.bucket_view is None else f", bucket view {'on' if course.row.bucket_view else 'off'}"
+        axes.set_title(f"{arm}, W = {course.row.world_size}{view}", fontsize="medium")
+        axes.set_yscale("log")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(StrMethodFormatter("{x:g}"))
+        axes.grid(alpha=0.3, axis="y")
+        axes.legend(frameon=False, fontsize="small")
+        axes.set_ylabel("seconds of a step")
+    axes.set_xlabel("second of the timeline at which the step begins; the network changes at the grey lines")
+    figure.suptitle(f"Step by step, {results.scenario.name} on {results.scenario.topology.name}")
     return figure
 
 
