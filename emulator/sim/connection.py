@@ -1,36 +1,32 @@
-"""TCP connections between ranks, over the links of a topology.
+"""The TCP connections between ranks, over the links of a topology.
 
-Two ranks share one full-duplex connection, as in both backends. Each direction of it is a :class:`Channel`: messages
-leave one after the other, each a fluid flow; a message's first byte arrives one one-way delay after it has left, and
-its last byte one delay after *that* has left.
+Two ranks share one full-duplex connection, as in both backends: two channels, one for each direction.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
-from typing import NamedTuple
+from random import Random
+from typing import Any, NamedTuple
 
 from simpy import Environment, Event
 
-from emulator.ethernet import FRAME, HEADERS, SEGMENT, burst
+from emulator.ethernet import FRAME, burst
+from emulator.sim.channel import Channel, Message, What, wire_bytes
 from emulator.sim.flow import Flow, Link, packet
+from emulator.sim.law import LAWS, MOST_LOSS, lossy_rate
 from emulator.sim.network import Network
-from emulator.topology import Group, Topology
+from emulator.timeline import Traffic
+from emulator.topology import Path, Topology
+from emulator.units import format_loss
 
-KERNEL_BUFFER = 128 * 1024
-"""Bytes of a bulk message that an urgent one cannot overtake: what the backend lets the kernel keep unsent."""
+LEAST_TIMEOUT = 0.2
+"""Seconds: the least of TCP's retransmission timeout, beyond the round trip (Linux: ``TCP_RTO_MIN``)."""
 
-INITIAL_WINDOW = 10 * SEGMENT
-"""Payload bytes that a new connection may have in flight: 10 segments (RFC 6928)."""
-
-_ROUNDING = 1e-12  # seconds
-
-
-def wire_bytes(payload: float) -> float:
-    """Bytes on an Ethernet device of a message: its payload, and headers for each segment."""
-    return payload + HEADERS * math.ceil(payload / SEGMENT)
+_SHORT = 1e-4  # seconds: no round trip of a law is shorter
+_FREE = 1e12  # bytes per second: no limit
 
 
 def head_start(rate: float) -> float:
@@ -42,19 +38,6 @@ def head_start(rate: float) -> float:
     return burst(rate) + packet(rate) / 2 * FRAME
 
 
-class What(NamedTuple):
-    """What a message is, for those who look at the wire."""
-
-    kind: str
-    """In the words of the wire's own format."""
-    number: int
-    """The round that it belongs to."""
-    payload: int
-    """Bytes, without any header."""
-    name: tuple[str | int, ...] = ()
-    """Of the cell that it carries, or asks for; of a notice, how many bytes are ready to be sent or received."""
-
-
 class Sent(NamedTuple):
     """A message, as one sees it who watches the wire: when its first byte left, and on which way."""
 
@@ -64,158 +47,39 @@ class Sent(NamedTuple):
     what: What
 
 
-class Message:
-    """Some bytes on their way through a channel, and when they get anywhere."""
-
-    __slots__ = ("_left", "arrived", "env", "first", "gone", "unsent", "what")
-
-    def __init__(self, env: Environment, nbytes: int, what: What | None = None) -> None:
-        self.env = env
-        self.what = what
-        self.unsent = wire_bytes(nbytes)
-        self.first: float | None = None
-        """When its first byte arrives, once that has left."""
-        self.gone = False
-        """Its last byte has left, so its memory may be reused."""
-        self._left: Event | None = None
-        self.arrived: Event = env.event()
-        """Its last byte has arrived."""
-
-    @property
-    def left(self) -> Event:
-        """The event that its last byte leaves."""
-        if self._left is None:
-            self._left = self.env.event()
-            if self.gone:
-                self._left.succeed()
-        return self._left
-
-    def leave(self) -> None:
-        """Its last byte leaves."""
-        self.gone = True
-        if self._left is not None:
-            self._left.succeed()
-
-
-class Channel:
-    """One direction of a connection: a queue of messages, `delay` seconds from end to end.
-
-    Urgent messages go ahead of those that are not, and of the rest of one that is leaving, but for what the kernel
-    has of it. At most `window` bytes of payload may be in flight: what leaves together is acknowledged together, a
-    `round_trip` after it began to leave. A `cold` connection has slow start (RFC 5681) too: a window of ten segments,
-    which grows by what is acknowledged. Nothing is ever lost, so that it ends only by no longer being the limit.
-    """
-
-    __slots__ = ("_began", "_bulk", "_busy", "_congestion", "_flow", "_flying", "_leaving", "_moved", "_network",
-                 "_urgent", "_window", "delay", "env", "messages", "round_trip", "watch")
-
-    def __init__(self, network: Network, flow: Flow, delay: float, round_trip: float, window: int | None = None,
-                 cold: bool = False) -> None:
-        self.env = network.env
-        self.delay = delay
-        self.round_trip = round_trip
-        self.messages = 0
-        """How many were sent."""
-        self.watch: Callable[[Message], None] | None = None
-        """Called with every message when its first byte leaves."""
-        self._network = network
-        self._flow = flow
-        self._urgent: list[Message] = []  # lists: a deque takes 600 bytes, and there may be a million channels
-        self._bulk: list[Message] = []
-        self._busy = False
-        self._leaving: Message | None = None
-        self._moved = 0.0
-        """Wire bytes of the message that is leaving which the flow has been given."""
-        self._began = 0.0
-        self._window = math.inf if window is None else wire_bytes(window)
-        self._congestion = wire_bytes(INITIAL_WINDOW) if cold else math.inf
-        self._flying: list[tuple[float, float]] = []
-        """When what is not acknowledged began to leave, and its wire bytes."""
-
-    def send(self, nbytes: int, urgent: bool = False, what: What | None = None) -> Message:
-        """Queue a message of `nbytes` bytes of TCP payload."""
-        message = Message(self.env, nbytes, what)
-        self.messages += 1
-        (self._urgent if urgent else self._bulk).append(message)
-        if not self._busy:
-            self._busy = True
-            self._network.start(self._go_on)
-        elif urgent and self._bulk and self._leaving is self._bulk[0]:
-            self._moved -= self._network.shorten(self._flow, KERNEL_BUFFER)
-        return message
-
-    def _go_on(self) -> None:
-        """Let the next bytes leave, or wait until the windows let them."""
-        if not (self._urgent or self._bulk):
-            self._busy = False
-            return
-        message = (self._urgent or self._bulk)[0]
-        allowed = self._allowed(min(FRAME, message.unsent))
-        if allowed is None:
-            self.env.timeout(self._flying[0][0] + self.round_trip - self.env.now).callbacks.append(
-                lambda _: self._network.start(self._go_on))
-            return
-        if message.first is None:
-            message.first = self.env.now + self.delay
-            if self.watch is not None:
-                self.watch(message)
-        self._leaving = message
-        self._moved = min(message.unsent, allowed)
-        self._began = self.env.now
-        self._network.move(self._flow, self._moved, self._have_left)
-
-    def _allowed(self, least: float) -> float | None:
-        """How many wire bytes the windows let leave; None if fewer than a whole segment, or a message's end."""
-        if self._congestion == self._window == math.inf:
-            return math.inf
-        while self._flying and self._flying[0][0] + self.round_trip <= self.env.now + _ROUNDING:
-            self._congestion += self._flying.pop(0)[1]
-        allowed = min(self._congestion, self._window) - sum(nbytes for _, nbytes in self._flying)
-        return allowed if allowed >= least or not self._flying else None
-
-    def _have_left(self) -> None:
-        message = self._leaving
-        assert message is not None
-        self._leaving = None
-        if not self._congestion == self._window == math.inf:
-            self._flying.append((self._began, self._moved))
-        message.unsent -= self._moved
-        if message.unsent <= 0:
-            queue = self._urgent if self._urgent and self._urgent[0] is message else self._bulk
-            queue.pop(0)
-            message.leave()
-            self._network.fire(message.arrived, self.delay)
-        self._network.start(self._go_on)
-
-
 class Connections:
     """The connections of ranks on hosts: rank i runs on ``hosts[i]``; ranks on one host do without a network.
 
-    A path's delay is taken as constant, jitter left out, and queues never overflow. Raises ValueError for a path that
-    loses packets.
+    The network follows its topology's timeline, from second 0 on. Queues never overflow. Raises ValueError for loss
+    that no law here is for. `least_timeout` is the least of TCP's retransmission timeout, in seconds.
     """
 
-    def __init__(self, env: Environment, topology: Topology, hosts: Sequence[str], cold: bool = False) -> None:
-        taking_part = set(hosts)
-        for path in topology.paths:
-            if path.loss and path.source in taking_part and path.target in taking_part:
-                raise ValueError(f"{topology.file}:{path.line}: path {path.source} -> {path.target} loses "
-                                 f"{path.loss:%} of its packets, which the simulator does not know yet; predict "
-                                 "without loss")
+    def __init__(self, env: Environment, topology: Topology, hosts: Sequence[str], cold: bool = False,
+                 least_timeout: float = LEAST_TIMEOUT) -> None:
         self.env = env
         self.network = Network(env)
         self._hosts = tuple(hosts)
         self._cold = cold
+        self._least_timeout = least_timeout
         self.log: list[Sent] | None = None
         """Made a list before the first message, it gets every one of them, in the order in which they leave."""
-        self._access = {host.name: (host.up, host.down) for host in topology.hosts}
-        self._paths = {(path.source, path.target): path for path in topology.paths}
-        self._groups: dict[tuple[str, str], list[Group]] = {}
+        self._groups: dict[tuple[str, str], list[str]] = {}
         for group in topology.groups:
             for pair in group.paths:
-                self._groups.setdefault(pair, []).append(group)
+                self._groups.setdefault(pair, []).append(group.name)
         self._links: dict[tuple[str, ...], Link] = {}
+        self._laws: dict[tuple[int, int], Link] = {}
         self._channels: dict[tuple[int, int], Channel] = {}
+        self._name, self._congestion = topology.name, topology.congestion
+        states = [topology.state(second) for second in (0.0, *topology.timeline.moments)]
+        for state in states:
+            _check(state, set(hosts))
+        self._lossy = {(path.source, path.target) for state in states for path in state.paths if 0 < path.loss < 1}
+        self._become(states[0])
+        if topology.timeline:
+            env.process(self._follow(topology))
+        for traffic in topology.timeline.traffic:
+            env.process(self._carry(traffic))
 
     def channel(self, source: int, target: int) -> Channel:
         """Return the direction from one rank to another of their connection."""
@@ -239,10 +103,14 @@ class Connections:
         if there == back:
             pair = [Channel(self.network, Flow([]), 0.0, 0.0, None, self._cold) for _ in range(2)]
         else:
-            limits, path = [self._limits(*there), self._limits(*back)], [self._paths[there], self._paths[back]]
-            round_trip = path[0].delay + path[1].delay
-            pair = [Channel(self.network, Flow(limits[i], limits[1 - i]), path[i].delay, round_trip, path[i].window,
-                            self._cold) for i in range(2)]
+            limits, paths = [self._limits(*there), self._limits(*back)], [self._paths[there], self._paths[back]]
+            trip = paths[0].delay + paths[1].delay
+            pair = [Channel(self.network, Flow([*limits[i], *self._law(a, b, paths[i], trip)], limits[1 - i]),
+                            paths[i].delay, trip, paths[i].window, self._cold, paths[i].jitter,
+                            Random(f"{self._name} {a} {b} {i}")) for i in range(2)]
+            if any(path.loss == 1 for path in paths):
+                for channel in pair:
+                    channel.cut()
         self._channels[a, b], self._channels[b, a] = pair
         if self.log is not None:
             for source, target in ((a, b), (b, a)):
@@ -250,13 +118,87 @@ class Connections:
 
     def _limits(self, source: str, target: str) -> list[Link]:
         """The links that limit the way from one host to another."""
-        pair = source, target
-        rates = [(("path", *pair), self._paths[pair].rate), (("up", source), self._access[source][0]),
-                 (("down", target), self._access[target][1])]
-        rates += [(("group", group.name), group.rate) for group in self._groups.get(pair, ())]
-        return [self._link(name, rate) for name, rate in rates if rate is not None]
+        names: list[tuple[str, ...]] = [("path", source, target), ("up", source), ("down", target)]
+        names += [("group", group) for group in self._groups.get((source, target), ())]
+        return [self._link(name) for name in names if name in self._rates]
 
-    def _link(self, name: tuple[str, ...], rate: float) -> Link:
+    def _link(self, name: tuple[str, ...]) -> Link:
         if name not in self._links:
+            rate = self._rates[name]
             self._links[name] = Link(" ".join(name), rate, head_start(rate))
         return self._links[name]
+
+    def _law(self, a: int, b: int, path: Path, round_trip: float) -> list[Link]:
+        """The limit that loss is to a connection from rank a to rank b; none where no packet is ever lost."""
+        if (path.source, path.target) not in self._lossy:
+            return []
+        link = self._laws[a, b] = Link(f"loss {path.source} {path.target}", _FREE)
+        self._obey(link, path, round_trip)
+        return [link]
+
+    def _obey(self, link: Link, path: Path, round_trip: float) -> None:
+        """Give the limit that loss is the rate that it has at present. A window of it may leave at once."""
+        if 0 < path.loss < 1:
+            round_trip = max(round_trip, _SHORT)
+            rate = lossy_rate(path.loss, round_trip, self._congestion)
+            self.network.change(link, rate, rate * round_trip)
+        else:
+            self.network.change(link, _FREE, _FREE)
+
+    def _become(self, state: Topology) -> None:
+        """Let the network be as this state is."""
+        self._paths = {(path.source, path.target): path for path in state.paths}
+        rates: list[tuple[tuple[str, ...], float | None]] = []
+        for host in state.hosts:
+            rates += ((("up", host.name), host.up), (("down", host.name), host.down))
+        rates += ((("group", group.name), group.rate) for group in state.groups)
+        rates += ((("path", *pair), path.rate) for pair, path in self._paths.items())
+        self._rates = {name: rate for name, rate in rates if rate is not None}
+        for name, link in self._links.items():
+            if link.rate != self._rates[name]:
+                self.network.change(link, self._rates[name], head_start(self._rates[name]))
+        for (a, b), channel in self._channels.items():
+            there, back = (self._hosts[a], self._hosts[b]), (self._hosts[b], self._hosts[a])
+            if there != back:
+                paths = self._paths[there], self._paths[back]
+                channel.delay, channel.jitter = paths[0].delay, paths[0].jitter
+                channel.round_trip = paths[0].delay + paths[1].delay
+                if (a, b) in self._laws:
+                    self._obey(self._laws[a, b], paths[0], channel.round_trip)
+                if any(path.loss == 1 for path in paths):  # without acknowledgements nothing goes on either
+                    channel.cut()
+                else:
+                    channel.join(self._least_timeout)
+
+    def _follow(self, topology: Topology) -> Generator[Event, Any, None]:
+        for second in topology.timeline.moments:
+            yield self.env.timeout(second - self.env.now)
+            self._become(topology.state(second))
+
+    def _carry(self, traffic: Traffic) -> Generator[Event, Any, None]:
+        """Somebody else's connection. It has its share of the links, acknowledges, and takes no notice of outages."""
+        yield self.env.timeout(traffic.start)
+        path, back = self._paths[traffic.source, traffic.target], self._paths[traffic.target, traffic.source]
+        round_trip = max(path.delay + back.delay, _SHORT)
+        rates = [traffic.rate or _FREE]
+        if path.window is not None:
+            rates.append(wire_bytes(path.window) / round_trip)
+        if 0 < path.loss < 1:
+            rates.append(lossy_rate(path.loss, round_trip, self._congestion))
+        own = Link(f"traffic {traffic.source} {traffic.target}", min(rates), math.inf)
+        flow = Flow([*self._limits(traffic.source, traffic.target), own], self._limits(traffic.target, traffic.source))
+        self.network.move(flow, math.inf, lambda: None)
+        yield self.env.timeout(traffic.end - traffic.start)
+        self.network.shorten(flow, 0.0)
+
+
+def _check(state: Topology, hosts: set[str]) -> None:
+    for path in state.paths:
+        if 0 < path.loss < 1 and path.source in hosts and path.target in hosts:
+            where = f"{state.file}:{path.line}: path {path.source} -> {path.target}"
+            if path.loss > MOST_LOSS:
+                raise ValueError(f"{where} loses {format_loss(path.loss)} of its packets, where timeouts rule and no "
+                                 f"prediction holds; the simulator knows up to {format_loss(MOST_LOSS)}")
+            if state.congestion not in LAWS:
+                raise ValueError(f"{where} loses packets, and the simulator knows no rate of {state.congestion} under "
+                                 f"loss, only of {' and '.join(LAWS)}")

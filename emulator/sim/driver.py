@@ -11,7 +11,7 @@ from typing import Any
 
 from simpy import Event, Interrupt, Process, Resource
 
-from emulator.sim.connection import Message
+from emulator.sim.channel import Message
 from emulator.sim.rank import Account, Cell, Costs, Peer, Rank
 from emulator.sim.sending import Plain
 from frogtorch.collectives.shard import SUM

@@ -81,7 +81,7 @@ class Network:
         flow.settle(self.env.now)
         taken = max(0.0, flow.left - keep)
         if taken:
-            flow.left -= taken
+            flow.left = keep
             if flow.rate:
                 self._expect(flow)
                 self._set_alarm()
@@ -90,7 +90,8 @@ class Network:
     def change(self, link: Link, rate: float, burst: float) -> None:
         """Give a link another rate and burst; what crosses it goes on."""
         link.settle(self.env.now)
-        link.rate, link.burst, link.tokens = rate, burst, min(link.tokens, burst)
+        idle = link.tokens >= link.burst
+        link.rate, link.burst, link.tokens = rate, burst, burst if idle else min(link.tokens, burst)
         self._changed[link] = None
         self._solve_at_last()
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from simpy import Environment, Event
 
-from emulator.sim.connection import Channel, Connections, What
+from emulator.sim.channel import Channel, What
+from emulator.sim.connection import Connections
 from frogtorch.collectives.interest import FOR_ONE, FRAME_BYTES, SMALL_BYTES, interests, unasked
 from frogtorch.effects import Name
 

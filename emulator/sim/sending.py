@@ -11,7 +11,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from emulator.sim.connection import Message, What
+from emulator.sim.channel import Message, What
 from emulator.sim.rank import FRAME_HEADER, Rank
 from frogtorch.collectives.interest import FRAME_BYTES
 from frogtorch.effects import Receive, Send

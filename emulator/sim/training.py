@@ -9,6 +9,7 @@ from typing import Any
 
 from simpy import Event
 
+from emulator.sim.connection import LEAST_TIMEOUT
 from emulator.sim.exchange import EQUAL
 from emulator.sim.rank import MEASURED, Costs
 from emulator.sim.workload import Workload
@@ -40,13 +41,16 @@ class Step:
 
 
 def train(topology: Topology, hosts: Sequence[str], arm: str, workload: Workload, steps: int, costs: Costs = MEASURED,
-          itemsize: int = 4, cold: bool = False, factors: Mapping[str, float] = EQUAL) -> tuple[Step, ...]:
+          itemsize: int = 4, cold: bool = False, factors: Mapping[str, float] = EQUAL,
+          least_timeout: float = LEAST_TIMEOUT) -> tuple[Step, ...]:
     """Simulate `steps` DDP training steps, one after another, on the topology and its timeline.
 
-    All ranks begin at second 0 of the timeline; each begins its next step when it has ended the one before. The other
-    parameters, and what is raised, are those of :func:`emulator.sim.step`.
+    All ranks begin at second 0 of the timeline; each begins its next step when it has ended the one before.
+    `least_timeout` is the least of TCP's retransmission timeout, in seconds, which says when a connection goes on after
+    an outage: it is ÷ k too on links that are k times faster than life. The other parameters, and what is raised, are
+    those of :func:`emulator.sim.step`.
     """
-    world = World(topology, hosts, arm, itemsize, costs, cold, factors)
+    world = World(topology, hosts, arm, itemsize, costs, cold, factors, least_timeout)
 
     def rank(number: int) -> Generator[Event, Any, list[float]]:
         ends = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from simpy import Environment, Event, Process, Resource
 
-from emulator.sim.connection import Connections
+from emulator.sim.connection import LEAST_TIMEOUT, Connections
 from emulator.sim.driver import Driver
 from emulator.sim.gloo import ring
 from emulator.sim.rank import Costs, Rank
@@ -30,7 +30,7 @@ class World:
     """
 
     def __init__(self, topology: Topology, hosts: Sequence[str], arm: str, itemsize: int, costs: Costs, cold: bool,
-                 factors: Mapping[str, float]) -> None:
+                 factors: Mapping[str, float], least_timeout: float = LEAST_TIMEOUT) -> None:
         self._algorithm = _algorithm(arm)
         for host, factor in factors.items():
             if host not in hosts or not factor > 0:
@@ -39,7 +39,7 @@ class World:
         self.env = Environment()
         self.arm = arm
         self.size = len(hosts)
-        self.connections = Connections(self.env, topology, hosts, cold)
+        self.connections = Connections(self.env, topology, hosts, cold, least_timeout)
         self.ranks: list[Rank] = []
         self.ranks += (Rank(self.connections, rank, self.ranks) for rank in range(self.size))
         self._factors = [factors.get(host, 1.0) for host in hosts]

@@ -3,7 +3,8 @@
 import pytest
 from simpy import Environment
 
-from emulator.sim.connection import KERNEL_BUFFER, Channel, Connections, wire_bytes
+from emulator.sim.channel import KERNEL_BUFFER, Channel, wire_bytes
+from emulator.sim.connection import Connections
 from emulator.sim.flow import Flow, Link
 from emulator.sim.network import Network
 from emulator.topology import Group, Host, Path, Topology
@@ -185,8 +186,14 @@ def test_ranks_on_one_host_do_without_a_network(env, times):
     assert arrive(env, times, world, [(1, 2, 10**9)], ("a", "b", "b")) == [0]
 
 
-def test_loss_is_refused_where_it_is_written():
-    world = topology([Host("a", "s"), Host("b", "s")],
-                     [Path("a", "b", None, 0.1), Path("b", "a", None, 0.1, loss=0.001, line=7)])
-    with pytest.raises(ValueError, match=r"^test.yaml:7: path b -> a loses 0.1\d*% of its packets.*does not know"):
+@pytest.mark.parametrize(("options", "message"), [
+    ({"loss": 0.03}, r"^test.yaml:7: path b -> a loses 3 % of its packets, .* up to 2 %"),
+    ({"loss": 0.01, "congestion": "bbr"}, r"^test.yaml:7: path b -> a loses packets.* no rate of bbr .*cubic and reno"),
+])
+def test_loss_that_no_law_is_for_is_refused_where_it_is_written(options, message):
+    congestion = options.pop("congestion", "cubic")
+    paths = [Path("a", "b", None, 0.1), Path("b", "a", None, 0.1, **options, line=7)]
+    world = Topology("test", "test.yaml", (Host("a", "s"), Host("b", "s")), paths, (), congestion, "")
+    with pytest.raises(ValueError, match=message):
         Connections(Environment(), world, ["a", "b"])
+    Connections(Environment(), world, ["a"])  # nobody takes that path
