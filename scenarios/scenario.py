@@ -24,7 +24,7 @@ A scenario is a page of YAML::
       speedups: [1, 5]
 
     training:                                       # beside or instead of all_reduce
-      workload: founding                            # or digits (scenarios/workloads); this is the default
+      workload: founding                            # or digits, or small (scenarios/workloads)
       steps: 48                                     # of each arm, warm-up included
       warmup: 8                                     # first steps, which are not recorded
       bucket_view: false                            # DDP's gradient_as_bucket_view; this is the default. With

@@ -17,7 +17,7 @@ import importlib
 from dataclasses import dataclass
 from types import ModuleType
 
-__all__ = ["DIGITS", "FOUNDING", "WORKLOADS", "Workload"]
+__all__ = ["DIGITS", "FOUNDING", "SMALL", "WORKLOADS", "Workload"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Workload:
 
 FOUNDING = Workload("founding", (4_202_500, 12_664_832), 4)
 DIGITS = Workload("digits", (153_128,), 8)
+SMALL = Workload("small", (1_052_676, 3_186_688), 4)
 
-WORKLOADS = {workload.name: workload for workload in (FOUNDING, DIGITS)}
+WORKLOADS = {workload.name: workload for workload in (FOUNDING, DIGITS, SMALL)}
 """By the name that a scenario uses."""

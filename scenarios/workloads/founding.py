@@ -18,13 +18,13 @@ _INPUTS = 16
 loss = nn.functional.mse_loss
 
 
-def model() -> nn.Module:
+def model(width: int = 1024) -> nn.Module:
     """The model, initialised alike on every rank. Sets torch's seed."""
     torch.manual_seed(17)
-    layers: list[nn.Module] = [nn.Linear(_INPUTS, 1024), nn.Tanh()]
+    layers: list[nn.Module] = [nn.Linear(_INPUTS, width), nn.Tanh()]
     for _ in range(4):
-        layers += [nn.Linear(1024, 1024), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(1024, 1))
+        layers += [nn.Linear(width, width), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
 
 
 def optimiser(model: nn.Module) -> torch.optim.Optimizer:

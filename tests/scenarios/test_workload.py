@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scenarios.ranks import Place, RankError, Ranks
-from scenarios.workloads import FOUNDING, WORKLOADS, founding
+from scenarios.workloads import FOUNDING, SMALL, WORKLOADS, founding
 
 
 def places(tmp_path, size, arms, timeout=60.0):
@@ -19,6 +19,12 @@ def test_the_model_has_the_founding_experiments_parameters():
     assert sum(parameter.numel() for parameter in founding.model().parameters()) == 4_216_833
     assert FOUNDING.gradient_bytes == 4 * 4_216_833
     assert FOUNDING.buckets == (4 * 1_050_625, 4 * 3_166_208)
+
+
+def test_the_small_one_is_the_founding_one_at_half_its_width():
+    # Layers of 16 x 512, four of 512 x 512 and 512 x 1, each with its biases.
+    assert SMALL.gradient_bytes == 4 * (17 * 512 + 4 * 513 * 512 + 513) == 4_239_364
+    assert SMALL.buckets == (4 * (513 * 512 + 513), 4 * (17 * 512 + 3 * 513 * 512))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
