@@ -97,6 +97,15 @@ class Watched:
             pass
         self.flow.close()
 
+    def assert_rate(self, expected):
+        """Bytes of frames per second."""
+        # A busy machine can stop the flow for a moment; a wrong rate stays wrong.
+        for _ in range(4):
+            found = self.rate(0.5, 1.5)
+            if found == pytest.approx(expected, rel=0.02):
+                return
+        assert found == pytest.approx(expected, rel=0.02)
+
     def rate(self, settling, seconds):
         """Bytes of frames per second, counted after `settling` seconds."""
         counted = []
@@ -122,14 +131,14 @@ class Watched:
 def test_a_flow_goes_on_at_the_new_rate_with_nothing_lost(world, engine):
     made = world("")
     with Network(made, f"change-{engine}-{os.getpid()}", engine=engine) as network, Watched(network) as watched:
-        assert watched.rate(0.5, 1.5) == pytest.approx(4e6, rel=0.02)
+        watched.assert_rate(4e6)
         # To a quarter, with a longer delay; then up beyond the first, with a shorter one.
         network.change(altered(made, ("a", "b"), rate=1e6, delay=0.012))
-        assert watched.rate(0.5, 2) == pytest.approx(1e6, rel=0.02)
+        watched.assert_rate(1e6)
         network.change(altered(made, ("a", "b"), rate=8e6, delay=0.002))
-        assert watched.rate(0.5, 1.5) == pytest.approx(8e6, rel=0.02)
+        watched.assert_rate(8e6)
         network.change(made)
-        assert watched.rate(0.5, 1.5) == pytest.approx(4e6, rel=0.02)
+        watched.assert_rate(4e6)
         assert watched.resent == 0
         network.check()
 
@@ -142,11 +151,11 @@ def test_accesses_and_groups_change_too(world):
     wide = replace(made, groups=tuple(replace(group, rate=6e6) for group in made.groups))
     narrow = replace(made, hosts=tuple(replace(host, up=host.up and 1e6) for host in made.hosts))
     with Network(made, f"change-{os.getpid()}") as network, Watched(network) as watched:
-        assert watched.rate(0.5, 1.5) == pytest.approx(2e6, rel=0.02)
+        watched.assert_rate(2e6)
         network.change(wide)
-        assert watched.rate(0.5, 1.5) == pytest.approx(3e6, rel=0.02)      # now the access binds
+        watched.assert_rate(3e6)      # now the access binds
         network.change(narrow)
-        assert watched.rate(0.5, 2) == pytest.approx(1e6, rel=0.02)
+        watched.assert_rate(1e6)
         assert watched.resent == 0
 
 
