@@ -53,7 +53,8 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
                 seconds = life_size(outcome.seconds, k, computed)
                 detail: dict[str, Any] = {"compute": computed}
                 if topology.timeline:
-                    steps = sim.train(topology, world, simulated, workload, scenario.training.steps)
+                    steps = sim.train(topology, world, simulated, workload, scenario.training.steps,
+                                      least_timeout=sim.LEAST_TIMEOUT / k)  # as the links have it
                     times = [life_size(step.end - step.start, k, computed) for step in steps]
                     seconds = median(times[scenario.training.warmup:])
                     detail["steps"] = [[step.start * k, time] for step, time in zip(steps, times, strict=True)]
