@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import frogtorch
 from scenarios.arms import ARMS
 from scenarios.ranks import Place, Talk, Words
 from scenarios.replica import Replica, group
@@ -201,6 +202,7 @@ def main() -> None:
     words = Words(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what a library prints is none of the rank's words
+    frogtorch.register()  # where it is on the path without being installed, torch does not know of it
     said = words.recv()
     serve(words, Place(**{**said, "arms": tuple(said["arms"])}))
 
