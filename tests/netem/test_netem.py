@@ -1,0 +1,97 @@
+"""The kernel's netem, in a User-Mode Linux guest: the links are what they should be, and so is what is measured there.
+
+The same scenario runs on the host itself by its best engine: two engines, two kernels, and one exchange.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import guest
+import pytest
+
+from scenarios.records import Fidelity, Measurement, Outcome, load
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DATAGRAMS = 60_000
+GUEST = f"""\
+set -e
+cd {ROOT}
+export PYTHONPATH={ROOT}
+{sys.executable} -m frogtorch compare {HERE / "scenario.yaml"} --engine netem --output /run/out/run
+{sys.executable} {HERE / "losses.py"} {DATAGRAMS} >/run/out/lost
+"""
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def inside(need, tmp_path_factory):
+    """What a guest has written: `run`, a run directory, and `lost`, a number of datagrams."""
+    reason = guest.why_not()
+    if reason is not None:
+        need("uml", reason)
+    directory = tmp_path_factory.mktemp("guest")
+    guest.run(GUEST, directory, 240)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """The run directory of the same scenario, measured on the host itself."""
+    run = tmp_path_factory.mktemp("host") / "run"
+    done = subprocess.run([sys.executable, "-m", "frogtorch", "compare", HERE / "scenario.yaml", "--engine", "nfqueue",
+                           "--output", run], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run
+
+
+def exchanges(run):
+    """Median seconds of a step's exchange, by arm: what is left of a step without its computation.
+
+    DDP begins to exchange when the first bucket's gradients are there, and the ranks of one machine compute side by
+    side: so left are the seconds after that, less the optimiser's. How long a machine computes was measured there, in
+    the same places, without any exchange.
+    """
+    compute = json.loads((run / "compute.json").read_text())["4"]
+    alone = compute["forward"] + compute["first_bucket"] + compute["optimiser"]
+    steps = load(run / "measurements.jsonl", Measurement)
+    return {arm: median(step.clock_seconds for step in steps if step.arm == arm) - alone for arm in ("gloo", "shard")}
+
+
+def hashes(run):
+    """The parameters' hashes that ranks ended with, by arm."""
+    outcomes = load(run / "outcomes.jsonl", Outcome)
+    return {arm: {outcome.parameters_sha256 for outcome in outcomes if outcome.arm == arm} for arm in ("gloo", "shard")}
+
+
+def test_the_engine_is_netem(inside):
+    network, = json.loads((inside / "run/environment.json").read_text())["networks"]
+    assert network["engine"] == "netem"
+
+
+def test_every_path_is_what_the_topology_says(inside):
+    seen = load(inside / "run/fidelity.jsonl", Fidelity)
+    assert len(seen) == 2 * 12      # before and after
+    for path in seen:
+        assert path.goodput == pytest.approx(2e6 * 1448 / 1514, rel=0.01)
+        assert path.rtt_seconds == pytest.approx(20e-3, abs=0.6e-3)      # 3 %
+
+
+def test_as_much_is_lost_as_should_be(inside):
+    share = int((inside / "lost").read_text()) / DATAGRAMS
+    assert share == pytest.approx(0.01, abs=0.0015)      # 3.7 standard deviations
+
+
+def test_an_exchange_takes_as_long_as_on_netfilter_queues(inside, outside):
+    within, without = exchanges(inside / "run"), exchanges(outside)
+    for arm in ("gloo", "shard"):
+        assert within[arm] == pytest.approx(without[arm], rel=0.02), arm
+
+
+def test_all_ranks_of_both_end_with_the_same_parameters(inside, outside):
+    for arm, ended in hashes(inside / "run").items():
+        assert len(ended) == 1, arm
+        assert ended == hashes(outside)[arm]
