@@ -9,7 +9,7 @@ faithful             frogtorch's comm hooks (:mod:`frogtorch.hooks`): whole buck
 fresh_only,          of those that have published something new,
 every_k              and of all ranks in every k-th step
 fp16-gloo, -shard    PyTorch's hook that exchanges gradients in half precision
-powersgd-gloo, -…    PyTorch's hook that exchanges a low-rank approximation of them
+powersgd-gloo, -…    PyTorch's hook that exchanges an approximation of rank 1, all gradients in one bucket
 ===================  ===================================================================================
 
 What an arm keeps decides what it may be held against: arms that keep the sum are never in one table with others.

@@ -45,7 +45,11 @@ class Replica:
         self.model: nn.Module = workload.model()
         self._optimiser: torch.optim.Optimizer = workload.optimiser(self.model)
         self._batches: Iterator[tuple[Tensor, Tensor]] = workload.batches(group.rank(), group.size())
-        self._replica = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=bucket_view)
+        # PowerSGD issues collectives from callbacks. With two buckets under way their order differs from rank to rank,
+        # which no backend can work with, and Gloo aborts the process: so it gets all gradients in one.
+        whole = sum(p.nbytes for p in self.model.parameters()) / (1 << 20) if arm.hook == "powersgd" else None
+        self._replica = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=whole,
+                                                gradient_as_bucket_view=bucket_view)
         self._state: Any = None
         if arm.hook is not None:
             self._state, hook = _hook(arm.hook, group, bound, k)
