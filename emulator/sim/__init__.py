@@ -6,8 +6,8 @@ of them on a network that changes under way; :func:`closed_form` says what bytes
 The rooms, from below: ``fair`` divides links among flows and ``reshare`` does so where something changed, ``flow`` is
 links and flows, ``network`` moves them; ``channel`` makes messages of flows, ``law`` says what loss and jitter do to
 them, ``connection`` lays channels over a topology and its timeline; ``rank`` is FrogNet Memory without the bytes,
-``sending`` is Send and Receive, ``driver`` runs a collective's generator, ``gloo`` describes Gloo's; ``world`` puts
-ranks together, ``exchange`` and ``training`` let them run.
+``sending`` is Send and Receive, ``cores`` is what the ranks of a box share, ``driver`` runs a collective's generator,
+``gloo`` describes Gloo's; ``world`` puts ranks together, ``exchange`` and ``training`` let them run.
 """
 
 from emulator.sim.closed_form import closed_form

@@ -1,7 +1,7 @@
 """Drives a collective's generator in virtual time: the simulator's side of what :mod:`frogtorch.effects` promises.
 
 A region is only its size here. What takes time is the network, and the :class:`~emulator.sim.rank.Costs` of a rank's
-own work; lanes of one rank do their own work side by side.
+own work; lanes of one rank do their own work side by side, or on the one thread that the rank has for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from simpy import Event, Interrupt, Process, Resource
 
 from emulator.sim.channel import Message
+from emulator.sim.cores import Thread
 from emulator.sim.rank import Account, Cell, Costs, Peer, Rank
 from emulator.sim.sending import Plain
 from frogtorch.collectives.shard import SUM
@@ -36,15 +37,16 @@ Steps = Generator[Event, Any, Any]
 
 
 class Driver:
-    """Drives the generators of one rank's collective in round `number` of its group."""
+    """Drives one rank's collective in round `number` of its group; the rank's own work is on `thread`, if any."""
 
-    def __init__(self, rank: Rank, number: int, sending: Plain, costs: Costs) -> None:
+    def __init__(self, rank: Rank, number: int, sending: Plain, costs: Costs, thread: Thread | None = None) -> None:
         self.account = Account()
         self._rank = rank
         self._env = rank.env
         self._number = number
         self._sending = sending
         self._costs = costs
+        self._thread = thread
         self._staged: dict[int, Buffer] = {}  # by identity: buffers have no value to compare
 
     def run(self, collective: Collective) -> Steps:
@@ -103,7 +105,7 @@ class Driver:
 
     def _work(self, seconds: float) -> Steps:
         if seconds:
-            yield self._env.timeout(seconds)
+            yield self._env.timeout(seconds) if self._thread is None else self._thread.work(seconds)
 
     def _publish(self, effect: Publish) -> Steps:
         began = self._env.now

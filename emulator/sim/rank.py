@@ -21,11 +21,16 @@ Key = tuple[int, Name]
 
 @dataclass
 class Costs:
-    """What a rank's own work takes, in seconds: a byte copied, a byte combined, a message taken in."""
+    """What a rank's own work takes, in seconds: a byte copied, a byte combined, a message taken in.
+
+    With `cores`, all ranks are on one box that has so many, and these are seconds of a core
+    (:mod:`emulator.sim.cores`); without, every rank does all that it has to do side by side.
+    """
 
     copy: float = 0.0
     combine: float = 0.0
     message: float = 0.0
+    cores: int | None = None
 
 
 MEASURED = Costs(copy=9.5e-11, combine=8.9e-11, message=2e-5)

@@ -8,6 +8,7 @@ from typing import Any
 from simpy import Environment, Event, Process, Resource
 
 from emulator.sim.connection import LEAST_TIMEOUT, Connections
+from emulator.sim.cores import Cores
 from emulator.sim.driver import Driver
 from emulator.sim.gloo import ring
 from emulator.sim.rank import Costs, Rank
@@ -45,6 +46,7 @@ class World:
         self._factors = [factors.get(host, 1.0) for host in hosts]
         self._itemsize = itemsize
         self._costs = costs
+        self._cores = None if costs.cores is None else Cores(self.env, costs.cores, self.size)
         self._sending = Handshake(self.env) if arm == "gloo" else Plain(self.env)
         self._rounds = [0] * self.size
 
@@ -57,7 +59,8 @@ class World:
 
     def _driver(self, rank: int, drivers: list[Driver]) -> Driver:
         """The driver of a rank's next collective."""
-        drivers.append(Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs))
+        thread = None if self._cores is None else self._cores.handling[rank]
+        drivers.append(Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs, thread))
         self._rounds[rank] += 1
         return drivers[-1]
 
@@ -68,23 +71,29 @@ class World:
         optimiser runs when backward and all of them are done. Raises ValueError for a bucket that is no number of
         elements.
         """
-        env, slow = self.env, self._factors[rank]
+        env = self.env
         workers = Resource(env, GLOO_WORKERS if self.arm == "gloo" else max(1, len(workload.buckets)))
-        if workload.forward:
-            yield env.timeout(workload.forward * slow)
-        backward = env.timeout(workload.backward * slow)
+        yield self._compute(rank, workload.forward)
+        computed = 0.0
         exchanges = []
-        for bucket in workload.buckets:
+        for bucket in sorted(workload.buckets, key=lambda bucket: bucket.ready):
             if bucket.nbytes % self._itemsize:
                 raise ValueError(f"{bucket.nbytes} bytes are no number of elements of {self._itemsize} bytes")
+            yield self._compute(rank, bucket.ready - computed)
+            computed = bucket.ready
             driver = self._driver(rank, drivers)
             tensor = Buffer(bucket.nbytes // self._itemsize, self._itemsize)[:]
             collective = self._algorithm(Group(rank, self.size), tensor, "sum")
-            exchanges.append(env.process(_exchange(env, driver, collective, bucket.ready * slow, workers)))
-        yield env.all_of([backward, *exchanges])
-        if workload.optimiser:
-            yield env.timeout(workload.optimiser * slow)
+            exchanges.append(env.process(_exchange(driver, collective, workers)))
+        yield self._compute(rank, max(0.0, workload.backward - computed))
+        yield env.all_of(exchanges)
+        yield self._compute(rank, workload.optimiser)
         return float(env.now)
+
+    def _compute(self, rank: int, seconds: float) -> Event:
+        """Compute what takes a host that is as fast as others so many seconds."""
+        seconds *= self._factors[rank]
+        return self.env.timeout(seconds) if self._cores is None else self._cores.compute(rank, seconds)
 
     def run(self, steps: Iterable[Generator[Event, Any, Any]]) -> list[Any]:
         """Run one process for each rank to its end; returns what they return.
@@ -112,10 +121,7 @@ def _algorithm(arm: str) -> Callable[[Group, Region, str], Collective]:
     return ALL_REDUCE[arm]
 
 
-def _exchange(env: Environment, driver: Driver, collective: Collective, ready: float,
-              workers: Resource) -> Generator[Event, Any, None]:
-    if ready:
-        yield env.timeout(ready)
+def _exchange(driver: Driver, collective: Collective, workers: Resource) -> Generator[Event, Any, None]:
     with workers.request() as worker:
         yield worker
         yield from driver.run(collective)
