@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from emulator.links.fidelity import PathFidelity, Progress
-from emulator.links.namespace import Program
+from emulator.links.namespace import Namespace, Program
 from emulator.topology import Topology
 
 
@@ -30,6 +30,10 @@ class Runtime(Protocol):
     @property
     def addresses(self) -> Mapping[str, str]:
         """IPv4 addresses, by host."""
+
+    @property
+    def namespaces(self) -> Mapping[str, Namespace]:
+        """What the links of a host are made in, by host."""
 
     @property
     def stamp(self) -> dict[str, object]:
@@ -91,8 +95,9 @@ class Module(Protocol):
         """
 
 
-_MODULES = {"netns": "emulator.hosts.netns", "docker": "emulator.hosts.containers"}
-RUNTIMES = tuple(_MODULES)
+RUNTIMES = ("netns", "docker")
+"""That can be chosen; compose is the one in compose.yaml."""
+_MODULES = {"netns": "emulator.hosts.netns", "docker": "emulator.hosts.containers", "compose": "emulator.hosts.composed"}
 
 
 def chosen(name: str) -> Module:

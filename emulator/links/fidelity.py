@@ -7,6 +7,7 @@ on their way there or back; and a fast path has the machine to itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,7 @@ from emulator.ethernet import PAYLOAD
 from emulator.links.calibration import Calibrated
 from emulator.links.flows import Flow, pump
 from emulator.links.ping import round_trips
-from emulator.links.shaping import groups_of
+from emulator.links.shaping import ceiling, groups_of
 from emulator.topology import Path, Topology, round_trip
 
 GOODPUT_TOLERANCE = 0.01
@@ -54,6 +55,8 @@ class PathFidelity:
     expected_rtt: float
     goodput: float
     expected_goodput: float | None
+    jitter: float = 0.0
+    """Seconds: standard deviation of one round trip."""
     attempts: int = 1
     """How often it was measured; the values are the last ones."""
 
@@ -69,9 +72,14 @@ class PathFidelity:
 
     @property
     def valid(self) -> bool:
-        """Within 1 % in goodput, and within 0.3 ms or 3 % in round trip, whichever is more."""
+        """Within 1 % in goodput, and within 0.3 ms or 3 % in round trip, whichever is more.
+
+        With jitter, three standard errors of the median more: of n values of a normal distribution, sqrt(pi / 2n) of
+        its standard deviation.
+        """
+        chance = 3 * math.sqrt(math.pi / (2 * ECHOES)) * self.jitter
         return (abs(self.goodput_error) <= GOODPUT_TOLERANCE
-                and abs(self.rtt_error) <= max(RTT_SLACK, RTT_TOLERANCE * self.expected_rtt))
+                and abs(self.rtt_error) <= max(RTT_SLACK, RTT_TOLERANCE * self.expected_rtt) + chance)
 
 
 def probe(network: Probed, progress: Progress | None = None) -> list[PathFidelity]:
@@ -101,7 +109,8 @@ def probe(network: Probed, progress: Progress | None = None) -> list[PathFidelit
         for path in wanted:
             pair = path.source, path.target
             found[pair] = PathFidelity(*pair, measured[pair], nominal[pair], goodput[pair],
-                                       expected_goodput(topology, path), attempt)
+                                       expected_goodput(topology, path),
+                                       math.hypot(path.jitter, topology.path(*reversed(pair)).jitter), attempt)
         wanted = [path for path in wanted if not found[path.source, path.target].valid]
         if not wanted:
             break
@@ -126,10 +135,8 @@ def _lossy(topology: Topology, path: Path) -> bool:
 
 
 def _ceiling(topology: Topology, path: Path) -> float | None:
-    shared = (group.rate for group in topology.groups if (path.source, path.target) in group.paths)
-    rates = [rate for rate in (path.rate, topology.host(path.source).up, topology.host(path.target).down, *shared)
-             if rate is not None]
-    limits = [min(rates) * PAYLOAD] if rates else []
+    rate = ceiling(topology, path)
+    limits = [] if rate is None else [rate * PAYLOAD]
     if path.window is not None:
         limits.append(path.window / round_trip(topology, path))
     return min(limits, default=None)

@@ -181,6 +181,11 @@ class Namespace:
                     raise LinkError(f"{self.name}: cannot set {key}={value}: {error.strerror}") from error
 
 
+def here() -> Namespace:
+    """The namespace that the calling thread is in, to try things where that is one that nobody else needs."""
+    return _Here()
+
+
 class _Here(Namespace):
     """The one that the calling thread is in."""
 

@@ -23,7 +23,13 @@ Pair = tuple[str, str]
 
 def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str], expected: Mapping[Pair, float],
                 count: int) -> dict[Pair, float]:
-    """Median of `count` round trips between both hosts of each pair in `expected` (seconds), asked by the first.
+    """Median of `count` round trips (seconds) between both hosts of each pair; see :func:`echoes`."""
+    return {pair: median(times) for pair, times in echoes(namespaces, addresses, expected, count).items()}
+
+
+def echoes(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str], expected: Mapping[Pair, float],
+           count: int) -> dict[Pair, list[float]]:
+    """Seconds of `count` round trips between both hosts of each pair in `expected` (seconds), asked by the first.
 
     All pairs take part in every round, one after another within the longest round trip, so that they see the same
     machine; in another order each time, since a pair that always came just after another would find it awake. One
@@ -53,7 +59,7 @@ def round_trips(namespaces: Mapping[str, Namespace], addresses: Mapping[str, str
     finally:
         for sock in socks.values():
             sock.close()
-    return {pair: median(times) for pair, times in took.items()}
+    return took
 
 
 @contextmanager

@@ -25,7 +25,7 @@ LARGEST_PACKET = 70_000
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
 meet, a longer one has them lose more at a time, and share less evenly."""
-_TURN = 1e-4          # seconds
+_MOST_PACKETS = 33_000      # a second, on a path that is held outside the kernel
 _MOST_GROUPS = 2      # a path's turns in the hub: where it comes in, and where it goes out
 
 
@@ -183,28 +183,38 @@ def segments(topology: Topology, host: str) -> int | None:
     """How many TCP segments `host` may join in one packet (GSO); None: as many as it likes.
 
     One where packets are lost, at any time: each must be lost on its own (where all are, it does not matter). A fourth
-    of the shortest queue. And where several paths share a limit, a tenth of a millisecond of it, but two are fine: HTB
-    lets those who borrow take turns of a packet rather than of bytes as soon as a packet is longer than a turn, or a
-    sender has no more than one waiting, so whoever joins more would get more.
+    of the shortest queue. And two where several paths share a limit: HTB lets those who borrow take turns of a packet
+    rather than of bytes as soon as a packet is longer than a turn, or a sender has no more than one waiting, so whoever
+    joins more would get more. Only a host with a fast path joins more then, or its packets would be too many.
     """
-    longest = [_turn(state, host) for state in states(topology)]
+    counts = [_even(state, host) for state in states(topology)]
     for path in topology.paths:
         if path.source == host:
             if any(0 < state.path(host, path.target).loss < 1 for state in states(topology)):
                 return 1
             if path.queue is not None and path.queue < LEAST_QUEUE:
-                longest.append(max(1, path.queue // 4 // FRAME))
-    return min((count for count in longest if count is not None), default=None)
+                counts.append(max(1, path.queue // 4 // FRAME))
+    return min((count for count in counts if count is not None), default=None)
 
 
-def _turn(topology: Topology, host: str) -> int | None:
-    """Segments of a turn at the tightest limit that a path of `host` shares with others; None if there is none."""
-    shared = [group.rate for group in topology.groups
-              if len(group.paths) > 1 and any(source == host for source, _ in group.paths)]
+def _even(topology: Topology, host: str) -> int | None:
+    """Segments in a packet of `host`, so that it gets an even share of each limit; None if it shares none."""
+    paths = [path for path in topology.paths if path.source == host]
+    shared = any(len(group.paths) > 1 and any(source == host for source, _ in group.paths) for group in topology.groups)
     if len(topology.hosts) > 2:
-        shared += [rate for rate in (topology.host(host).up,
-                                     *(peer.down for peer in topology.hosts if peer.name != host)) if rate is not None]
-    return max(2, int(min(shared) * _TURN / FRAME)) if shared else None
+        shared = shared or topology.host(host).up is not None \
+            or any(topology.host(path.target).down is not None for path in paths)
+    if not shared:
+        return None
+    fastest = max((rate for path in paths if (rate := ceiling(topology, path)) is not None), default=0.0)
+    return max(2, int(fastest / _MOST_PACKETS / FRAME))
+
+
+def ceiling(topology: Topology, path: Path) -> float | None:
+    """Bytes per second, frames included, that `path` passes at most; None if nothing limits it but windows."""
+    rates = [path.rate, topology.host(path.source).up, topology.host(path.target).down,
+             *(group.rate for group in topology.groups if (path.source, path.target) in group.paths)]
+    return min((rate for rate in rates if rate is not None), default=None)
 
 
 def states(topology: Topology) -> list[Topology]:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from emulator.hosts.runtime import RUNTIMES
+from emulator.links.engines import ENGINES
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -26,6 +29,15 @@ def command(commands: Commands, name: str, act: Callable[[argparse.Namespace], i
     return added
 
 
-def console() -> Console:
+def link_options(of: argparse.ArgumentParser) -> None:
+    """Add the options of a command that makes links."""
+    of.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0],
+                    help="what hosts are: network namespaces or Docker containers (default: %(default)s)")
+    of.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
+                    help="what holds packets for a path's delay (default: the first of these that this "
+                         "machine has)")
+
+
+def console(width: int = 100) -> Console:
     """For results: as wide as the terminal, or as the tables want in a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 100)
+    return Console(width=None if sys.stdout.isatty() else width)

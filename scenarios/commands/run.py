@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from emulator.hosts.runtime import RUNTIMES, chosen
-from emulator.links.engines import ENGINES
+from emulator.hosts.runtime import chosen
 from scenarios import records
-from scenarios.commands import command, console, report
+from scenarios.commands import command, console, link_options, report
 from scenarios.compare import Key
 from scenarios.environment import environment
 from scenarios.predict import predict
@@ -39,25 +38,17 @@ def add(commands: Commands) -> None:
                                  "without it, training steps are predicted as their exchange alone")
     measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written")
     measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
-    _links(measuring)
-    comparing = command(commands, "compare", _compare,
+    link_options(measuring)
+    comparing = command(commands, "compare", compare,
                         "predict, then measure, a scenario, and report both side by side")
     _scenario(comparing)
-    _links(comparing)
+    link_options(comparing)
 
 
 def _scenario(of: argparse.ArgumentParser) -> None:
     of.add_argument("scenario", type=Path, help="a scenario, as YAML (scenarios/*.yaml)")
     of.add_argument("--output", type=Path, metavar="DIR",
                     help="the run directory, which must not exist yet (default: runs/<name>-<date>)")
-
-
-def _links(of: argparse.ArgumentParser) -> None:
-    of.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0],
-                    help="what hosts are: network namespaces or Docker containers (default: %(default)s)")
-    of.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
-                    help="what holds packets for a path's delay (default: the first of these that this "
-                         "machine has)")
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -86,7 +77,8 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
+def compare(options: argparse.Namespace) -> int:
+    """Predict ``options.scenario``, measure it and report; 1 if links were invalid or a bar is broken."""
     scenario = load_scenario(options.scenario)
     _preflight(scenario, options)
     directory = options.directory = _new_run(scenario, options.output)
