@@ -21,60 +21,38 @@ from typing import Any
 import docker
 import docker.errors
 
-from emulator.hosts import code, netns
+from emulator.hosts import behind_doors, code, netns
 from emulator.hosts.door import Door, await_doors
 from emulator.hosts.ledger import Ledger
-from emulator.links import engines, shaping
-from emulator.links.namespace import LinkError, Program, shared
-from emulator.topology import Topology, TopologyError
+from emulator.links import engines
+from emulator.links.namespace import LinkError, shared
+from emulator.topology import Topology
 
 IMAGE = "frogtorch"
 LABEL = "frogtorch.run"
 """On everything that a run makes, with the run's name."""
-ACCESS = "access0"
-"""The device, an IFB, that holds a host's access down."""
 _LEAST_API = (1, 41)      # Docker 20.10
 _SUBNETS = IPv4Network("10.77.0.0/16")
 _START = 30.0             # seconds for a container's door to open
 _STRAY = 3.0              # seconds in which the daemon has made, or has not, what a killed maker asked it for
-_RP_FILTER = {"net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.default.rp_filter": "0"}
 _ROUTER = {"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.send_redirects": "0",
            "net.ipv4.conf.default.send_redirects": "0"}
 
 
-class Network(netns.Network):
+class Network(behind_doors.Network):
     """The hosts and paths of `topology` in containers, as a context manager; see :class:`emulator.hosts.netns.Network`.
 
     Needs no root: who may use Docker may use this.
     """
 
     runtime = "docker"
-    python = "python3"
 
-    def __init__(self, topology: Topology, run: str, engine: str = "auto", speedup: float = 1.0) -> None:
-        super().__init__(topology, run, engine, speedup)
-        self._doors = {name: self._door(str(index)) for name, index in self._index.items()}
-        self.namespaces = self._doors
-        self._hub = self._router = self._door("hub")
-
-    def _door(self, name: str) -> Door:
+    def _door(self, host: str) -> Door:
+        name = str(self._index.get(host, host))
         return Door(f"ft-{self.run}-{name}", self._ledger.room / "doors" / name / "door", self._ledger.gate)
 
-    def down(self) -> None:
-        """Take everything away again. Twice is fine; in a process forked from the maker's it does nothing."""
-        if os.getpid() != self._maker:
-            return
-        for door in (*self._doors.values(), self._router):
-            door.close()
-        self._engine = None      # its processes go with their containers
+    def _remove(self) -> None:
         down(self.run)
-
-    def spawn(self, host: str, command: Sequence[str]) -> Program:
-        """Start a program on the host as a user without capabilities, joined by pipes."""
-        return self._doors[self.topology.host(host).name].spawn(command)
-
-    def entrance(self, host: str) -> None:
-        """There is none: a container takes programs alone."""
 
     @contextmanager
     def rendezvous(self) -> Iterator[str]:
@@ -84,14 +62,14 @@ class Network(netns.Network):
     def _claim(self) -> engines.MakesEngine:
         client = _client()
         _require_image(client)
-        refuse(self.shaped, self._wish)
+        wish = behind_doors.refuse(self.shaped, self._wish)
         self._ledger.open([], self.runtime)
         try:
-            (self._ledger.room / "shared").mkdir(mode=0o777)
+            (self._ledger.room / "shared").mkdir()
             (self._ledger.room / "shared").chmod(0o1777)
-            self._docker = _Docker(client, self.run, self._ledger, {**netns.existing(self._tcp()), **_RP_FILTER})
+            self._docker = _Docker(client, self.run, self._ledger)
             self._docker.make_network()
-            return self._docker.engine(self._door("trial"), self.shaped, self._wish)
+            return self._docker.engine(self._door("trial"), self.shaped, wish)
         except BaseException:
             self.down()
             raise
@@ -99,54 +77,11 @@ class Network(netns.Network):
     def _make_hosts(self) -> None:
         for name, index in self._index.items():
             self.addresses[name] = self._docker.make_host(str(index), index, {"frogtorch.host": name})
-        self._docker.open([*self._doors.values()])
         if self.shaped.groups:
-            self._via = self._docker.make_host("hub", len(self._index), {}, _ROUTER)
-            self._docker.open([self._router])
-        for name in self._index:
-            self._doors[name].ip([*self._segments(name), *self._addressing(name)])
-
-    def _addressing(self, host: str) -> list[str]:
-        lines = []
-        for peer in self._index:
-            if peer != host:
-                grouped = shaping.groups_of(self.shaped, self.shaped.path(host, peer))
-                way = f"via {self._via}" if grouped else "scope link"
-                lines.append(f"route add {self.addresses[peer]}/32 {way} dev {self.device} {self._route(host, peer)}")
-        return lines
-
-    def _shape(self) -> None:
+            self.via = self._docker.make_host("hub", len(self._index), {}, _ROUTER)
+        self._docker.open([*self._doors.values(), *([self._router] if self.via else [])])
         for name, door in self._doors.items():
-            if shaping.down(self._made, name, ACCESS, self.addresses):
-                door.ip([f"link add {ACCESS} type ifb", f"link set {ACCESS} up"])
-                door.tc([f"qdisc add dev {self.device} handle ffff: ingress",
-                         f"filter add dev {self.device} parent ffff: protocol ip prio 1 u32 match u32 0 0 "
-                         f"action mirred egress redirect dev {ACCESS}"])
-        if self.shaped.groups:
-            self._hub.ip([line for index in range(len(self.shaped.groups))
-                          for line in (f"link add group{index} type ifb", f"link set group{index} up")])
-            self._hub.tc(self._detours())
-        for door, lines in zip((*self._doors.values(), self._router), self._rates(), strict=True):
-            door.tc(lines)
-
-    def _detours(self) -> list[str]:
-        """Lines that lead the paths of each group through its device, once or twice, in the hub's only port."""
-        index = {group.name: f"group{index}" for index, group in enumerate(self.shaped.groups)}
-        lines = [f"qdisc add dev {self.device} clsact"]
-        for path in self.shaped.paths:
-            for hook, name in zip(("ingress", "egress"), shaping.groups_of(self.shaped, path), strict=False):
-                lines.append(f"filter add dev {self.device} {hook} protocol ip prio 1 u32 "
-                             f"match ip src {self.addresses[path.source]}/32 "
-                             f"match ip dst {self.addresses[path.target]}/32 "
-                             f"action mirred egress redirect dev {index[name]}")
-        return lines
-
-    def _rates(self, state: Topology | None = None) -> list[list[str]]:
-        hosts = [shaping.up(self._made, name, self.device, self.addresses, state)
-                 + shaping.down(self._made, name, ACCESS, self.addresses, state) for name in self._index]
-        hub = [line for index, group in enumerate(self._made.groups)
-               for line in shaping.group(self._made, group.name, f"group{index}", self.addresses, state)]
-        return [*hosts, hub]
+            door.ip(self._addressing(name))
 
     def _describe(self) -> dict[str, object]:
         return {**super()._describe(), "docker": self._docker.version}
@@ -155,11 +90,11 @@ class Network(netns.Network):
 class _Docker:
     """What the daemon is asked to make for one run."""
 
-    def __init__(self, client: docker.DockerClient, run: str, ledger: Ledger, settings: dict[str, str]) -> None:
+    def __init__(self, client: docker.DockerClient, run: str, ledger: Ledger) -> None:
         self._api = client.api
         self._run = run
         self._ledger = ledger
-        self._settings = settings
+        self._settings = netns.existing(netns.TCP) | behind_doors.RP_FILTER
         self._network = f"ft-{run}"
         self._subnet = _SUBNETS
         self.version: str = client.version()["Version"]
@@ -228,7 +163,7 @@ class _Docker:
             if theirs != code.sha256():
                 raise LinkError(f"image {IMAGE} holds other code than this checkout; build it again (make image)")
             _require_congestion(trial, topology.congestion)
-            return engines.choose(_wish(topology, wish), trial)
+            return engines.choose(wish, trial)
         finally:
             trial.close()
             self._api.remove_container(trial.name, force=True)
@@ -248,12 +183,6 @@ def preflight(topology: Topology, engine: str = "auto") -> None:
     network = Network(topology, f"trial-{secrets.token_hex(3)}", engine)
     network._claim()
     network.down()
-
-
-def refuse(topology: Topology, engine: str = "auto") -> None:
-    """Raise TopologyError if this runtime cannot make the topology, as it is on the wire."""
-    netns.refuse(topology, [host.name for host in topology.hosts])
-    _wish(topology, engine)
 
 
 def down(run: str) -> list[str]:
@@ -341,17 +270,6 @@ def _require_congestion(trial: Door, name: str) -> None:
     except LinkError as error:
         raise LinkError(f"this kernel has no congestion control {name!r} for containers: {error}; load it (modprobe "
                         f"tcp_{name}) or name another in the topology") from error
-
-
-def _wish(topology: Topology, wish: str) -> str:
-    """The engine to try. A host's access down and the engines but one need the same place, where packets come in."""
-    limited = [host for host in topology.hosts if host.down is not None]
-    if not limited or wish == "nfqueue":
-        return wish
-    if wish != "auto":
-        raise TopologyError(f"{topology.file}:{limited[0].line}: in a container engine {wish} and a host's access down "
-                            f"({limited[0].name}) need the same hook; use --engine nfqueue, or --runtime netns")
-    return "nfqueue"
 
 
 def _taken(kind: str, name: str) -> str:

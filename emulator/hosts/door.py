@@ -75,6 +75,10 @@ class Door(Namespace):
         """Start a program as a user without capabilities, joined by pipes; its errors are ours. Raises LinkError."""
         return self._start({"do": "spawn", "command": list(command)}, None)
 
+    def stay(self) -> None:
+        """Have the container end when this door is closed, or this process ends. Raises LinkError or OSError."""
+        self._ask({"do": "stay"})
+
     def close(self) -> None:
         """Leave. Programs that were started go on; twice is fine."""
         with self._alone:

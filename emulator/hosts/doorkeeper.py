@@ -11,6 +11,7 @@ A message is 4 bytes of length and that much JSON; descriptors travel with the l
 ``{"do": "socket", "kind": 1}``                          open an IPv4 socket: ``{}``, and the descriptor
 ``{"do": "start", "module": "...", "arguments": [...]}`` start a module, which needs the standard library alone, as root
 ``{"do": "spawn", "command": [...]}``                    start a program as :data:`RANK`, without capabilities
+``{"do": "stay"}``                                       be here as long as the connection is, and no longer
 =======================================================  ===========================================================
 
 What is started has the three descriptors that came as its standard ones; ``{"pid"}`` says that it runs, ``{"code"}``
@@ -79,6 +80,7 @@ class Doorkeeper:
     def __init__(self, door: File, owner: int) -> None:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        door.parent.mkdir(mode=0o700, exist_ok=True)
         door.unlink(missing_ok=True)
         before = os.umask(0o177)      # nobody else opens it, also not before it has its owner
         try:
@@ -89,6 +91,7 @@ class Doorkeeper:
         self._listener.listen(64)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._programs: dict[socket.socket, subprocess.Popen[bytes]] = {}
+        self._life: socket.socket | None = None
 
     def serve(self) -> None:
         """Do what is asked, for ever."""
@@ -131,6 +134,9 @@ class Doorkeeper:
             case "spawn":
                 self._start(connection, subprocess.Popen(
                     message["command"], **_standard(descriptors), user=RANK, group=RANK, extra_groups=[]))
+            case "stay":
+                self._life = connection
+                send(connection, {})
             case other:
                 raise ValueError(f"there is no {other!r}")
 
@@ -156,6 +162,8 @@ class Doorkeeper:
             program.kill()
             program.wait()
         connection.close()
+        if connection is self._life:
+            sys.exit()
 
 
 def _standard(descriptors: list[int]) -> dict[str, Any]:

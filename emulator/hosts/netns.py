@@ -32,6 +32,18 @@ _MOST_HOSTS = 250      # of one /24
 _RTO_MIN = 0.2         # seconds: Linux's own (TCP_RTO_MIN), which the speed-up divides
 _TOOLS = ("ip", "tc")       # of iproute2
 
+TCP = {
+    # A pause between two steps is not a reason to start slowly, nor one run's luck a hint to the next.
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+    "net.ipv4.tcp_no_metrics_save": "1",
+    # Otherwise a short path sends packets of 64 KiB whatever its rate, 94 ms long at 0.7 MB/s.
+    "net.ipv4.tcp_tso_rtt_log": "0",
+    # Receive buffers that neither grow nor bind: growing, they would lift a route's window clamp.
+    "net.ipv4.tcp_moderate_rcvbuf": "0",
+    "net.ipv4.tcp_rmem": "4096 16777216 33554432",
+}
+"""Kernel settings of every host."""
+
 runs = ledger.runs
 
 
@@ -190,20 +202,8 @@ class Network:
         self._hub.ip(["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
                      + [f"link set {_port(index)} master br0 up" for index in self._index.values()])
         for name, namespace in self.namespaces.items():
-            namespace.sysctl(existing(quiet | self._tcp()))
+            namespace.sysctl(existing(quiet | TCP))
             namespace.ip(self._addressing(name))
-
-    def _tcp(self) -> dict[str, str]:
-        return {
-            # A pause between two steps is not a reason to start slowly, nor one run's luck a hint to the next.
-            "net.ipv4.tcp_slow_start_after_idle": "0",
-            "net.ipv4.tcp_no_metrics_save": "1",
-            # Otherwise a short path sends packets of 64 KiB whatever its rate, 94 ms long at 0.7 MB/s.
-            "net.ipv4.tcp_tso_rtt_log": "0",
-            # Receive buffers that neither grow nor bind: growing, they would lift a route's window clamp.
-            "net.ipv4.tcp_moderate_rcvbuf": "0",
-            "net.ipv4.tcp_rmem": "4096 16777216 33554432",
-        }
 
     def _addressing(self, host: str) -> list[str]:
         """Lines for ``ip -batch``: address, a route and a neighbour for each peer."""
@@ -260,7 +260,7 @@ class Network:
             "speedup": self.speedup,
             "rto_min": _RTO_MIN / self.speedup,
             "burst_seconds": BURST_SECONDS,
-            "tcp": existing(self._tcp()),
+            "tcp": existing(TCP),
             "kernel": platform.release(),
         }
 

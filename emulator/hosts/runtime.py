@@ -97,7 +97,8 @@ class Module(Protocol):
 
 RUNTIMES = ("netns", "docker")
 """That can be chosen; compose is the one in compose.yaml."""
-_MODULES = {"netns": "emulator.hosts.netns", "docker": "emulator.hosts.containers", "compose": "emulator.hosts.composed"}
+_MODULES = {"netns": "emulator.hosts.netns", "docker": "emulator.hosts.containers",
+            "compose": "emulator.hosts.composed"}
 
 
 def chosen(name: str) -> Module:
