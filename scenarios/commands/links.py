@@ -137,13 +137,14 @@ def _print(network: Runtime, found: list[PathFidelity], idle: dict[Pair, list[fl
 
 def _verdict(found: list[PathFidelity], losses: dict[Pair, tuple[float, float]], count: int) -> int:
     """Say it; returns the exit status."""
-    off = [f"{path.source} -> {path.target}: goodput off by {path.goodput_error:+.2%}, round trip by "
-           f"{_ms(path.rtt_error)} ms" for path in found if not path.valid]
-    for (source, target), (expected, share) in losses.items():
-        # Four standard errors of a share of so many.
-        if abs(share - expected) > max(_LOSS_TOLERANCE, 4 * math.sqrt(expected * (1 - expected) / count)):
-            off.append(f"{source} -> {target}: lost {share:.3%}, not {expected:.3%}")
-    print("\n".join([f"OFF: {len(off)} of {len(found)} paths", *off]) if off
+    off = {(path.source, path.target): f"goodput off by {path.goodput_error:+.2%}, round trip by "
+                                       f"{_ms(path.rtt_error)} ms" for path in found if not path.valid}
+    for pair, (expected, share) in losses.items():
+        # Three and a half standard errors of a share of so many.
+        if abs(share - expected) > max(_LOSS_TOLERANCE, 3.5 * math.sqrt(expected * (1 - expected) / count)):
+            off[pair] = "; ".join([*filter(None, [off.get(pair)]), f"lost {share:.3%}, not {expected:.3%}"])
+    print("\n".join([f"OFF: {len(off)} of {len(found)} paths",
+                     *(f"{source} -> {target}: {what}" for (source, target), what in off.items())]) if off
           else f"all {len(found)} paths are what the topology says")
     return 1 if off else 0
 
