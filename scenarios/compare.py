@@ -130,7 +130,8 @@ def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
     gaps = [f"not measured: {_name(key)}" for key in predicted if key not in measured]
     for key in predicted.keys() | measured.keys():
         arm = ARMS.get(key[0])
-        needed = () if arm and not arm.simulated else BASES if key[2] == "all_reduce" else (BLIND,)
+        unknown = key[2] == "script" or (arm is not None and not arm.simulated)
+        needed = () if unknown else BASES if key[2] == "all_reduce" else (BLIND,)
         gaps += [f"not predicted ({basis}): {_name(key)}" for basis in needed if basis not in predicted.get(key, {})]
     if gaps:
         raise CompareError("the grid has gaps, and errors are reported over the whole grid or not at all:\n  "

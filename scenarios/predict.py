@@ -44,7 +44,7 @@ def predict(scenario: Scenario, compute: dict[str, dict[str, float]] | None = No
                 outcome = sim.all_reduce(scenario.topology.faster(k), world, simulated, nbytes)
                 yield both(basis="blind", seconds=outcome.seconds * k, received_bytes=outcome.received_bytes)
                 yield both(basis="closed form", seconds=sim.closed_form(scenario.topology, world, simulated, nbytes))
-            if scenario.training and simulated:
+            if scenario.training and simulated and not scenario.training.script:
                 k = scenario.speedups[size]
                 computed = NOTHING if compute is None else compute[str(size)]
                 topology = scenario.topology.faster(k)

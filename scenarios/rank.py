@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import frogtorch
+from scenarios import costs, scripted
 from scenarios.arms import ARMS
 from scenarios.ranks import Place, Talk, Words
 from scenarios.replica import Replica, group
@@ -70,7 +71,8 @@ class Rank:
 
     def leave(self) -> None:
         """Leave all groups."""
-        dist.destroy_process_group()
+        if dist.is_initialized():  # a script may have left them by itself
+            dist.destroy_process_group()
 
     def all_reduce(self, arm: str, nbytes: int, repetition: int) -> dict[str, Any]:
         """Sum one fp32 tensor of `nbytes` over the ranks; its times, and what the backend saw.
@@ -148,6 +150,13 @@ class Rank:
             self.connection.send(("step", step))
         return {"steps": stamps, "telemetry": self._take_telemetry(arm), **replica.outcome()}
 
+    def script(self, path: str, arguments: list[str], arm: str, master: str) -> dict[str, Any]:
+        """Run a user's training script in place of a workload: the same results. It is the last that a rank does."""
+        dist.destroy_process_group()  # the script makes its own
+        self._await_start()
+        return scripted.run(path, arguments, ARMS[arm], self.place, master,
+                            lambda step: self.connection.send(("step", step)))
+
     def compute(self, steps: int, workload: str = FOUNDING.name) -> list[dict[str, float]]:
         """Seconds that each part of a step takes without any exchange, with all ranks of the machine at it together.
 
@@ -184,6 +193,12 @@ class Rank:
             parts.append({"forward": forward - begin, "first_bucket": reached[0] - forward,
                           "backward": backward - forward, "optimiser": time.monotonic() - backward})
         return parts
+
+    def costs(self) -> dict[str, float]:
+        """What this rank's own work costs, with all ranks at it together: see :mod:`scenarios.costs`."""
+        self._await_start()
+        seen = costs.work()
+        return seen | {f"message {arm}": costs.messages(group) for arm, group in self.groups.items()}
 
     def _await_start(self) -> None:
         """Say that this rank is ready, and begin when the runner says: all ranks at one time of the shared clock."""

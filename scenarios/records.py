@@ -9,6 +9,8 @@ A run is a directory::
                                    first_bucket and backward from the start of backward, optimiser)
     predictions.jsonl              Prediction a line, written and hashed before anything is measured
     measurements.jsonl             Measurement a line
+    script.json, script.py         of a run with --script: which one, and a copy of it
+    printed/                       what the script has printed, a file an arm, world and rank
     outcomes.jsonl                 Outcome a line: what a rank had at the end of a training run
     applied.jsonl                  Applied a line: what of the topology's timeline was done to the network, and when
     fidelity.jsonl                 Fidelity a line: one path, before or after one campaign
@@ -53,7 +55,8 @@ class Point(Record):
     world_size: int
     hosts: tuple[str, ...]
     """Rank i runs on hosts[i]."""
-    workload: Literal["all_reduce", "training"]
+    workload: Literal["all_reduce", "training", "script"]
+    """script: a training script of the user's; nobody predicts it."""
     nbytes: int
     """Bytes of the tensor; of all gradients together for training."""
     speedup: float = 1.0
@@ -112,7 +115,8 @@ class Outcome(Point):
     rank: int
     steps: int
     parameters_sha256: str
-    held_out_loss: float
+    held_out_loss: float | None
+    """None of a script that says nothing of one."""
     all_reduces: int | None
     """As the backend counted them; None where it does not count (gloo)."""
     held_out_accuracy: float | None = None

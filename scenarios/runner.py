@@ -25,6 +25,7 @@ from scenarios.progress import Stages
 from scenarios.ranks import Place, RankError, Ranks
 from scenarios.records import Applied, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
 from scenarios.scenario import Scenario, Training
+from scenarios.script import read
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,26 @@ class Runner:
 
     def _world(self, network: Runtime, campaign: Campaign, world: tuple[str, ...]) -> None:
         try:
+            script = self._scenario.training and self._scenario.training.script
             with network.rendezvous() as store, Ranks(self._places(network, world, store)) as ranks:
                 if campaign.sizes[len(world)]:
                     self._all_reduces(ranks, campaign, world)
-                if len(world) in campaign.trains:
+                if len(world) in campaign.trains and not script:
                     self._trainings(network, ranks, campaign, world)
+            if len(world) in campaign.trains and script:
+                self._scripts(network, campaign, world)
         except RankError:
             network.check()  # a dead link explains it better than a rank that heard nothing
             raise
 
-    def _places(self, network: Runtime, world: Sequence[str], store: str) -> list[Place]:
+    def _places(self, network: Runtime, world: Sequence[str], store: str, alone: bool = False) -> list[Place]:
+        """Places of ranks that hold a group an arm, or that are `alone` for a script to make its own."""
         def place(rank: int, host: str) -> Place:
             enter = network.entrance(host)
             spawn = None if enter else partial(network.spawn, host, [network.python, "-m", "scenarios.rank"])
-            return Place(rank=rank, world_size=len(world), host=host, store=store, arms=self._scenario.arms,
-                         timeout=self._scenario.timeout, address=network.addresses[host], interface=network.device,
-                         enter=enter, spawn=spawn)
+            return Place(rank=rank, world_size=len(world), host=host, store=store,
+                         arms=() if alone else self._scenario.arms, timeout=self._scenario.timeout,
+                         address=network.addresses[host], interface=network.device, enter=enter, spawn=spawn)
 
         return [place(rank, host) for rank, host in enumerate(world)]
 
@@ -143,32 +148,75 @@ class Runner:
         hook = {"fresh_only": {"bound": training.staleness_bound}, "every_k": {"k": training.k}}.get(arm.name, {})
         self._stages.stage(f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm.name}, bucket view "
                            f"{'on' if view else 'off'}", training.steps)
+        results, began = self._conducted(network, ranks, campaign, point, "train", steps=training.steps,
+                                         bucket_view=view, workload=training.workload.name, **hook)
+        compute = self._compute(len(world))
+        self._write_steps(results, campaign, training, began, lambda clock: life_size(clock, campaign.speedup, compute),
+                          in_step=arm.keeps is not Keeps.NOTHING, **point)
+        self._write_outcomes(results, campaign, steps=training.steps, **point)
+
+    def _scripts(self, network: Runtime, campaign: Campaign, world: tuple[str, ...]) -> None:
+        """Run the user's script, once an arm, in processes of its own."""
+        script = read(self._directory)
+        assert script is not None
+        assert self._scenario.training is not None
+        script.check()
+        (self._directory / "printed").mkdir(exist_ok=True)
+        for arm in self._scenario.arms:
+            self._stages.stage(f"W = {len(world)}, {script.path}, {arm}", 1)
+            point: dict[str, Any] = {"arm": arm, "hosts": world, "workload": "script", "bucket_view": None}
+            with network.rendezvous() as store, Ranks(self._places(network, world, store, alone=True)) as ranks:
+                results, began = self._conducted(network, ranks, campaign, point, "script", path=script.path,
+                                                 arguments=list(script.arguments), master=network.addresses[world[0]])
+            for rank, result in enumerate(results):
+                (self._directory / "printed" / f"{arm}-W{len(world)}-rank{rank}.txt").write_text(result["printed"])
+            steps = min(len(result["steps"]) for result in results)
+            if steps <= self._scenario.training.warmup:
+                raise ValueError(f"{script.path} made {steps} steps (those of its first optimiser), of which the "
+                                 f"scenario takes {self._scenario.training.warmup} for warm-up: let it make more")
+            point["nbytes"] = results[0]["nbytes"]
+            self._write_steps(results, campaign, self._scenario.training, began, lambda clock: clock, steps=steps,
+                              **point)
+            self._write_outcomes(results, campaign, steps=steps, **point)
+
+    def _conducted(self, network: Runtime, ranks: Ranks, campaign: Campaign, point: dict[str, Any], command: str,
+                   **arguments: Any) -> tuple[list[Any], Callable[[float], float] | None]:
+        """Have the ranks train while the topology's timeline, if it has one, is played on the network.
+
+        Returns their results, and what makes a second of the timeline of a time by the clock: None without a timeline.
+        """
         with Conductor(network, self._scenario.network, partial(
-                Applied, campaign=campaign.index, speedup=campaign.speedup, arm=arm.name, bucket_view=view,
-                world_size=len(world))) as conductor:
+                Applied, campaign=campaign.index, speedup=campaign.speedup, arm=point["arm"],
+                bucket_view=point["bucket_view"], world_size=len(point["hosts"]))) as conductor:
             def advance(_: int) -> None:
                 conductor.check()
                 self._stages.advance()
 
-            results = ranks.tell("train", on_step=advance, on_start=conductor.begin, arm=arm.name,
-                                 steps=training.steps, bucket_view=view, workload=training.workload.name, **hook)
-        if self._scenario.topology.timeline:
-            append(self._directory / "applied.jsonl", conductor.applied)
-        compute = self._compute(len(world))
-        for step in range(training.warmup, training.steps):
+            results = ranks.tell(command, on_step=advance, on_start=conductor.begin, arm=point["arm"], **arguments)
+        if not self._scenario.topology.timeline:
+            return results, None
+        append(self._directory / "applied.jsonl", conductor.applied)
+        return results, conductor.second
+
+    def _write_steps(self, results: list[Any], campaign: Campaign, training: Training,
+                     second: Callable[[float], float] | None, life: Callable[[float], float], *,
+                     steps: int | None = None, **point: Any) -> None:
+        """Record the steps after the warm-up."""
+        for step in range(training.warmup, steps or training.steps):
             spans = [result["steps"][step] for result in results]
-            began = conductor.second(min(start for start, _ in spans)) if self._scenario.topology.timeline else None
-            self._write(spans, lambda clock: life_size(clock, campaign.speedup, compute), campaign,
-                        in_step=arm.keeps is not Keeps.NOTHING, repetition=step, second=began, **point)
+            began = second(min(start for start, _ in spans)) if second else None
+            self._write(spans, life, campaign, repetition=step, second=began, **point)
+
+    def _write_outcomes(self, results: list[Any], campaign: Campaign, **point: Any) -> None:
+        """Record what each rank had in the end, and what its backend saw."""
         for rank, result in enumerate(results):
             reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
             append(self._directory / "outcomes.jsonl", [Outcome(
-                world_size=len(world), speedup=campaign.speedup, rank=rank, steps=training.steps,
-                all_reduces=len(reduced) or None, **point,
-                **{name: result[name] for name in ("parameters_sha256", "held_out_loss", "held_out_accuracy",
-                                                   "incorporated")})])
-        self._write_telemetry(results, workload="training", campaign=campaign.index, speedup=campaign.speedup,
-                              arm=arm.name, bucket_view=view)
+                world_size=len(point["hosts"]), speedup=campaign.speedup, rank=rank, all_reduces=len(reduced) or None,
+                **point, **{name: result.get(name) for name in ("parameters_sha256", "held_out_loss",
+                                                                "held_out_accuracy", "incorporated")})])
+        self._write_telemetry(results, campaign=campaign.index, speedup=campaign.speedup,
+                              **{name: point[name] for name in ("workload", "arm", "bucket_view")})
 
     def _compute(self, world_size: int) -> dict[str, float]:
         """Seconds of the parts of a step without its exchange, as the predictions took them."""

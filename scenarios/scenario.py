@@ -117,6 +117,8 @@ class Training:
     """Of fresh_only."""
     k: int
     """Of every_k."""
+    script: str | None = None
+    """A script of the user's that trains in place of the workload (:mod:`scenarios.script`)."""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def training(results: Results) -> Iterator[Group]:
 
     `view` is gradient_as_bucket_view.
     """
-    for keeps, rows in _by_what_they_keep([row for row in results.rows if row.workload == "training"]):
+    for keeps, rows in _by_what_they_keep([row for row in results.rows if row.workload != "all_reduce"]):
         table = _table("W", "arm", "view", "predicted", "measured", "95 % interval", "n", "error")
         for row in rows:
             table.add_row(str(row.world_size), row.arm, on_off(row.bucket_view),
@@ -204,7 +204,7 @@ def outcomes(results: Results) -> Iterator[Group]:
             groups[outcome.world_size, outcome.arm, outcome.bucket_view].append(outcome)
         for (world_size, arm, view), ranks in groups.items():
             table.add_row(str(world_size), arm, on_off(view), _distinct(str(o.steps) for o in ranks),
-                          _distinct(f"{o.held_out_loss:.6f}" for o in ranks),
+                          _distinct(NONE if o.held_out_loss is None else f"{o.held_out_loss:.6f}" for o in ranks),
                           *[_distinct(_share(o.held_out_accuracy) for o in ranks)] * accuracy,
                           _distinct(NONE if o.all_reduces is None else str(o.all_reduces) for o in ranks),
                           *[_incorporated(ranks)] * hooked, _agreement(ranks, world_size, keeps))

@@ -22,6 +22,7 @@ from scenarios.predict import predict
 from scenarios.progress import Stages
 from scenarios.scenario import Scenario
 from scenarios.scenario import load as load_scenario
+from scenarios.script import Script, read, scripted
 from scenarios.tables import on_off
 
 if TYPE_CHECKING:
@@ -49,16 +50,22 @@ def _scenario(of: argparse.ArgumentParser) -> None:
     of.add_argument("scenario", type=Path, help="a scenario, as YAML (scenarios/*.yaml)")
     of.add_argument("--output", type=Path, metavar="DIR",
                     help="the run directory, which must not exist yet (default: runs/<name>-<date>)")
+    of.add_argument("--script", type=Path, metavar="FILE",
+                    help="a training script of yours, run unchanged in place of the scenario's workload: it calls "
+                         "torch.distributed.init_process_group, and each arm is its backend (scenarios/script.py); its "
+                         "steps are measured, not predicted")
+    of.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], metavar="...",
+                    help="what comes behind goes to the script")
 
 
 def _predict(options: argparse.Namespace) -> int:
-    scenario = load_scenario(options.scenario)
+    scenario, script = _loaded(options)
     compute = json.loads(options.compute.read_text()) if options.compute else None
-    directory = options.directory = _new_run(scenario, options.output)
+    directory = options.directory = _new_run(scenario, script, options.output)
     if options.compute:
         shutil.copyfile(options.compute, directory / "compute.json")
     _write_predictions(scenario, directory, compute)
-    if scenario.training and compute is None:
+    if scenario.training and not script and compute is None:
         print("training steps are predicted as their exchange alone: no --compute was given", file=sys.stderr)
     _print_predictions(directory)
     print(f"{directory}: predictions.jsonl, SHA-256 {records.sha256(directory / 'predictions.jsonl')}")
@@ -67,6 +74,9 @@ def _predict(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     scenario = load_scenario(options.run / "scenario.yaml", options.run / "topology.yaml")
+    if script := read(options.run):
+        script.check()
+        scenario, _ = scripted(scenario, Path(script.path), script.arguments)
     if not (options.run / "predictions.jsonl").exists():
         raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
     if (options.run / "fidelity.jsonl").exists():
@@ -79,11 +89,11 @@ def _measure(options: argparse.Namespace) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Predict ``options.scenario``, measure it and report; 1 if links were invalid or a bar is broken."""
-    scenario = load_scenario(options.scenario)
+    scenario, script = _loaded(options)
     _preflight(scenario, options)
-    directory = options.directory = _new_run(scenario, options.output)
+    directory = options.directory = _new_run(scenario, script, options.output)
     compute = None
-    if scenario.training:
+    if scenario.training and not script:
         from scenarios.runner import calibrate
 
         with Stages() as stages:
@@ -95,8 +105,16 @@ def compare(options: argparse.Namespace) -> int:
     return report.show(options)
 
 
-def _new_run(scenario: Scenario, output: Path | None) -> Path:
-    """Make a run directory that holds the scenario, its topology and the environment."""
+def _loaded(options: argparse.Namespace) -> tuple[Scenario, Script | None]:
+    """The scenario, and the script that stands in for its workload, if one was given."""
+    scenario = load_scenario(options.scenario)
+    if options.script is None:
+        return scenario, None
+    return scripted(scenario, options.script, tuple(options.arguments))
+
+
+def _new_run(scenario: Scenario, script: Script | None, output: Path | None) -> Path:
+    """Make a run directory that holds the scenario, its topology, the environment, and the script if there is one."""
     if any(trace.name == "points.csv" for trace in scenario.topology.traces):
         raise ValueError(f"{scenario.topology.file}: a trace is called points.csv, as is what a report writes beside "
                          "its copy; name it otherwise")
@@ -110,6 +128,8 @@ def _new_run(scenario: Scenario, output: Path | None) -> Path:
     for trace in scenario.topology.traces:
         (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
         (directory / trace.name).write_text(trace.text, encoding="utf-8")
+    if script is not None:
+        script.write(directory)
     (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
     return directory
 
