@@ -13,8 +13,11 @@ from emulator.probe.survey import Estimate, Flow, Host, Pair, Trial
 
 DROP = 0.04
 """Fraction of its rate that a flow loses for certain when it shares a limit. Steady flows repeat within 1 %."""
-WINDOW_DROP = 0.15
-"""The same where a window limits: a round trip that takes longer on a busy machine is not a limit that is shared."""
+WINDOW_DROP = 0.3
+"""The same where a window limits: a round trip that takes longer on a busy machine is no limit that is shared. Such a
+path is driven by two connections, so a limit that one on each path would feel takes half of them."""
+DEEP = 0.2
+"""A loss beyond doubt, which needs no second look."""
 GAIN = 1.15
 """Two connections beside one: more than this, and it was the connection that was limited."""
 ALL_GAIN = 1.8
@@ -62,6 +65,8 @@ class Company:
 
     trial: Trial
     dropped: frozenset[Pair]
+    deep: bool
+    """Whether what dropped lost :data:`DEEP` beyond what may be chance."""
     machine: bool
 
     @property
@@ -78,15 +83,18 @@ def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]
         into[flow.target] = max(into.get(flow.target, 0.0), flow.rate)
         out_of[flow.source] = max(out_of.get(flow.source, 0.0), flow.rate)
 
-    def lost(flow: Flow) -> bool:
+    def lost(flow: Flow, more: float = 0.0) -> bool:
         before = alone[flow.pair]
         slack = (WINDOW_DROP if before.per_connection else DROP) * before.rate
         # What its source gets and its target sends is acknowledged on the flow's own way.
         acks = ACKS * max(into.get(flow.source, 0.0), out_of.get(flow.target, 0.0))
         late = max(0.0, flow.idle - before.driven.idle) * before.rate
-        return flow.rate < before.rate - slack - acks - late and flow.estimate.high < before.driven.estimate.low
+        doubt = slack + acks + late + more * before.rate
+        return flow.rate < before.rate - doubt and flow.estimate.high < before.driven.estimate.low
 
-    return Company(trial, frozenset(flow.pair for flow in trial.flows if lost(flow)), by_machine(trial.flows, hosts))
+    losers = [flow for flow in trial.flows if lost(flow)]
+    return Company(trial, frozenset(flow.pair for flow in losers), all(lost(flow, DEEP) for flow in losers),
+                   by_machine(trial.flows, hosts))
 
 
 def by_machine(flows: Sequence[Flow], hosts: Mapping[str, Host]) -> bool:

@@ -30,7 +30,8 @@ from emulator.probe.channel import Channel, ChannelClosedError, ChannelError, Me
 TOKEN = 16      # bytes
 _CHUNK = memoryview(bytes(1 << 18))
 _PATIENCE = 10.0      # seconds for a connection to come about
-_ECHO_PATIENCE = 2.0
+_ECHO_PATIENCE = 2.0      # seconds, after which an echo is taken for lost
+_ECHO_SPACING = 1e-3
 _MOST_SINKS = 4096
 _ABORT = struct.pack("ii", 1, 0)      # SO_LINGER: what is not sent yet is dropped
 # tcp_info of Linux 4.18 and later, from its start up to tcpi_delivered (linux/tcp.h).
@@ -103,6 +104,7 @@ class Peer:
         self._waiting: dict[socket.socket, bytes] = {}      # what came of the token so far
         self._sources: list[Source] = []
         self._address = ""
+        self._secret = b""
         self._commands: dict[str, Callable[..., Message | None]] = {
             "open": self._open, "loopback": self._loopback, "echoes": self._echoes, "expect": self._expect,
             "connect": self._connect, "go": self._go}
@@ -133,33 +135,56 @@ class Peer:
         if answer is not None:
             self._channel.send(answer)
 
-    def _open(self, address: str) -> Message:
-        """Listen at the address by which the others know this host."""
-        self._address = address
+    def _open(self, address: str, secret: str) -> Message:
+        """Listen at the address by which the others know this host; who shows the `secret` gets echoes."""
+        self._address, self._secret = address, bytes.fromhex(secret)
         listener = socket.create_server((address, 0), backlog=256)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        mirror = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        mirror.bind(listener.getsockname())
+        mirror.setblocking(False)
+        self._selector.register(mirror, selectors.EVENT_READ, lambda: self._reflect(mirror))
         return {"port": listener.getsockname()[1], "machine": _machine(), "kernel": platform.release(),
                 "congestion": congestion(listener)}
 
     def _loopback(self, seconds: float) -> Message:
         return {"goodput": _loopback(seconds)}
 
+    def _reflect(self, mirror: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            data, asker = mirror.recvfrom(64)
+            if data.startswith(self._secret):
+                mirror.sendto(data, asker)
+
     def _echoes(self, targets: list[list[Any]], count: int) -> Message:
-        """Seconds of `count` handshakes with each (address, port): the kernels' own, no program has a part in it."""
+        """Seconds of `count` echoes from each (address, port), from program to program; lost ones are left out."""
         took: list[list[float]] = [[] for _ in targets]
-        for _ in range(count):
-            for (address, port), times in zip(targets, took, strict=True):
-                with socket.socket() as sock:
-                    sock.settimeout(_ECHO_PATIENCE)
-                    sock.bind((self._address, 0))
-                    try:
-                        sock.connect((address, port))
-                    except TimeoutError:
+        place = {(address, port): number for number, (address, port) in enumerate(targets)}
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind((self._address, 0))
+            for number in range(count):
+                question = self._secret + number.to_bytes(4, "big")
+                sent: dict[tuple[str, int], float] = {}
+                begun = time.monotonic()
+                # Each is asked a little later, so that one answer does not wait for another.
+                moments = [(begun + _ECHO_SPACING * turn, target) for turn, target in enumerate(place)]
+                while moments or sent:
+                    now = time.monotonic()
+                    if moments and now >= moments[0][0]:
+                        _, target = moments.pop(0)
+                        sent[target] = time.monotonic()
+                        sock.sendto(question, target)
                         continue
-                    info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-                    if not info[_TOTAL_RETRANS]:
-                        times.append(info[_RTT] * 1e-6)
+                    sock.settimeout(max(1e-6, (moments[0][0] if moments else begun + _ECHO_PATIENCE) - now))
+                    try:
+                        data, target = sock.recvfrom(64)
+                    except TimeoutError:
+                        if not moments:
+                            break
+                        continue
+                    if target in sent and data == question:
+                        took[place[target]].append(time.monotonic() - sent.pop(target))
         return {"seconds": took}
 
     def _expect(self, tokens: list[str]) -> Message:

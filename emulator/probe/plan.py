@@ -29,7 +29,7 @@ from emulator.probe.classify import (
     equal,
     unexplained,
 )
-from emulator.probe.survey import Host, Load, Pair, Request, Trial
+from emulator.probe.survey import Estimate, Host, Load, Pair, Request, Trial
 
 _MOST_COVERED = 8
 """Hosts up to which the divisions are chosen so that every two disjoint paths meet in one."""
@@ -109,11 +109,11 @@ class _Plan:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _drive(self, kind: str, pairs: Iterable[Pair]) -> Generator[Request, Trial, Company]:
-        """Drive the paths at once; a second time if any loses, as what a busy machine does to a trial passes."""
-        request = Request(kind, tuple(Load(*pair, self.alone[pair].driven.connections) for pair in pairs))
+    def _drive(self, kind: str, pairs: Iterable[Pair], rough: bool = False) -> Generator[Request, Trial, Company]:
+        """Drive the paths at once; a second time if one loses little, as what a busy machine does to a trial passes."""
+        request = Request(kind, tuple(Load(*pair, self.alone[pair].driven.connections) for pair in pairs), rough)
         found = company((yield request), self.alone, self.hosts)
-        if found.dropped:
+        if found.dropped and not found.deep:
             again = company((yield request), self.alone, self.hosts)
             better = max(found, again, key=lambda one: one.trial.total().value)
             found = replace(better, dropped=found.dropped & again.dropped)
@@ -134,8 +134,13 @@ class _Plan:
             if seen.dropped:
                 paths = yield from self._extent(seen)
                 whole = len(paths) == len(pairs)
-                found.append(Shared(kind if whole else GROUP, (name,), paths, seen.trial.total(paths)))
+                found.append(Shared(kind if whole else GROUP, (name,), paths, self._limit(seen.trial, paths)))
         return found
+
+    def _limit(self, trial: Trial, paths: frozenset[Pair]) -> Estimate:
+        """The rate of what the paths share: it let pass what they carried together, and what each carries alone."""
+        return max([trial.total(paths), *(self.alone[pair].driven.estimate for pair in paths)],
+                   key=lambda estimate: estimate.value)
 
     def _extent(self, seen: Company) -> Generator[Request, Trial, frozenset[Pair]]:
         """The paths that share the limit: those that lost, and those that keep their rate, being slower than a share.
@@ -195,7 +200,7 @@ class _Plan:
         most = [self._most(part, ahead) for part in (*parts, parts[0] + parts[1])]
         if min(most[0], most[1]) < (1 - EQUAL) * rate or most[2] < 1.5 * rate:
             return False      # it could not be seen
-        seen = yield from self._drive(f"{one.hosts[0]} and {other.hosts[0]}", parts[0] + parts[1])
+        seen = yield from self._drive(f"{one.hosts[0]} and {other.hosts[0]}", parts[0] + parts[1], rough=True)
         return bool(seen.dropped) and seen.trial.total().value < 1.25 * rate
 
     def _most(self, pairs: Collection[Pair], ahead: Sequence[Shared]) -> float:
@@ -238,7 +243,7 @@ class _Plan:
             if len(least) < 2:
                 return      # it has passed
             trial = (yield from self._drive("those that share", sorted(least))).trial
-            rate = trial.total()
+            rate = self._limit(trial, least)
             if rate.value > (1 - DROP) * sum(self.alone[pair].rate for pair in least):
                 return      # too little for a limit
             others = yield from self._sharing(least, rate.value, [pair for pair in every if pair not in least])

@@ -1,4 +1,4 @@
-"""What a probe measures: handshakes, and trials in which some paths are driven at once. Everything is by the clock.
+"""What a probe measures: echoes, and trials in which some paths are driven at once. Everything is by the clock.
 
 Goodput is payload in bytes per second.
 """
@@ -18,7 +18,7 @@ BATCHES = 10
 """Parts of equal length into which a flow's time is cut: their spread gives the interval of its mean."""
 _T95 = 2.262      # 97.5 % of Student's t with BATCHES - 1 degrees of freedom
 ECHOES = 21
-"""Handshakes a pair of hosts."""
+"""Echoes a pair of hosts."""
 _RANKS95 = 5, 15      # of 21 values in order: the median is between these with 97 % (binomial, p = 1/2)
 
 
@@ -81,10 +81,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Request:
-    """A trial that is wanted; `kind` says what for, to people."""
+    """A trial that is wanted; `kind` says what for, to people. A `rough` one tells a rate from its double."""
 
     kind: str
     loads: tuple[Load, ...]
+    rough: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Survey:
 
     hosts: tuple[Host, ...]
     echoes: dict[Pair, tuple[float, ...]]
-    """Seconds of each handshake between the two hosts, in alphabetical order."""
+    """Seconds of each echo between the two hosts, in alphabetical order."""
     trials: tuple[Trial, ...]
     speedup: float = 1.0
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.probe.plan import divisions, expected_trials, plan
-from emulator.probe.survey import BATCHES, ECHOES, Flow, Host, Survey, Trial
+from emulator.probe.survey import BATCHES, ECHOES, Flow, Host, Load, Request, Survey, Trial
 from emulator.probe.write import Findings, topology_text
 from emulator.sim.fair import share
 from emulator.topology import load, round_trip
@@ -56,7 +56,8 @@ class World:
             limited = window is not None and rate > 0.99 * load_.connections * window / round_trip(
                 topology, topology.path(*load_.pair))
             batches = tuple(rate * self.random.gauss(1, self.noise) for _ in range(BATCHES))
-            flows.append(Flow(*load_.pair, load_.connections, batches, 1.0 if limited else 0.0, 0.0, 0.0, 0.01, "cubic"))
+            flows.append(Flow(*load_.pair, load_.connections, batches, window_limited=float(limited), resent=0.0,
+                              idle=0.0, rtt=0.01, congestion="cubic"))
         return Trial(request.kind, tuple(flows), "2026-01-01T00:00:00+00:00", 0.1, 0.3)
 
     def probe(self):
@@ -193,7 +194,8 @@ def test_a_window_with_a_limit_beyond_it(tmp_path):
 def test_a_bottleneck_that_no_host_feels_alone(tmp_path):
     # Six paths of 0.7 MB/s through one of 3 MB/s: out of one host go at most 2.1, into one 1.4.
     text = ("name: w\nsites: [s, t]\nhosts: {a: {site: s}, b: {site: s}, c: {site: t}, d: {site: t}, e: {site: t}}\n"
-            "defaults: {rate: 0.7 MB/s, delay: 5 ms}\npaths: [{between: [s, s]}, {between: [t, t]}, {between: [s, t]}]\n"
+            "defaults: {rate: 0.7 MB/s, delay: 5 ms}\n"
+            "paths: [{between: [s, s]}, {between: [t, t]}, {between: [s, t]}]\n"
             "groups: {relay: {rate: 3 MB/s, paths: [{from: s, to: t}]}}\n")
     world = World(written(tmp_path, text))
     findings = world.probe()
@@ -253,7 +255,6 @@ def test_what_is_written_behaves_as_the_network_does(tmp_path_factory, text, see
     sets += [[(name, other) for other in names if other != name] for name in names]
     sets += [[(other, name) for other in names if other != name] for name in names]
     real, model = World(truth, noise=0), World(found, noise=0)
-    from emulator.probe.survey import Load, Request
     for pairs in sets:
         request = Request("check", tuple(Load(*pair) for pair in pairs))
         is_, said = real.trial(request).total().value, model.trial(request).total().value

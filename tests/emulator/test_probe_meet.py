@@ -1,0 +1,183 @@
+"""Machines meet for a probe, and only those that are meant."""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from emulator.hosts.netns import Network
+from emulator.probe import meet
+from emulator.probe.channel import Channel, ChannelError
+from emulator.probe.meet import MeetError, Place, lead, place
+from emulator.topology import load
+
+SECRET = "a secret of the test"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def pair(key=b"k", other=b"k"):
+    one, two = socket.socketpair()
+    return (one, two, Channel(one.recv, one.sendall, one.fileno(), key, b"coordinator", "the peer"),
+            Channel(two.recv, two.sendall, two.fileno(), other, b"peer", "the coordinator"))
+
+
+def test_messages_arrive_in_both_directions():
+    one, two, ours, theirs = pair()
+    with one, two:
+        ours.send({"do": "go", "seconds": 0.5})
+        ours.send({"do": "end"})
+        assert [theirs.receive(1), theirs.receive(1)] == [{"do": "go", "seconds": 0.5}, {"do": "end"}]
+        theirs.send({})
+        assert ours.receive(1) == {}
+
+
+def test_what_is_not_sealed_with_the_secret_is_refused():
+    one, two, ours, theirs = pair(other=b"another")
+    with one, two:
+        ours.send({"do": "connect"})
+        with pytest.raises(ChannelError, match="the coordinator sent a message with a wrong seal"):
+            theirs.receive(1)
+
+
+def test_a_message_that_comes_twice_or_comes_back_is_refused():
+    one, two, ours, theirs = pair()
+    with one, two:
+        ours.send({"do": "go"})
+        frame = two.recv(1000)
+        one.sendall(frame + frame)
+        assert theirs.receive(1) == {"do": "go"}
+        with pytest.raises(ChannelError, match="wrong seal"):
+            theirs.receive(1)
+    one, two, ours, theirs = pair()
+    with one, two:
+        two.sendall(frame)
+        with pytest.raises(ChannelError, match="wrong seal"):
+            ours.receive(1)
+
+
+def test_lengths_are_bounded_before_anything_is_read():
+    one, two, ours, _ = pair()
+    with one, two:
+        two.sendall((1 << 31).to_bytes(4, "big") + bytes(32))
+        with pytest.raises(ChannelError, match="announced a message of 2147483648 bytes; 1048576 are allowed"):
+            ours.receive(1)
+
+
+def test_silence_and_the_end_are_told_apart():
+    one, two, ours, _ = pair()
+    with one:
+        with two, pytest.raises(ChannelError, match="did not answer for 0 s"):
+            ours.receive(0.05)
+        with pytest.raises(ChannelError, match="the peer has ended"):
+            ours.receive(1)
+
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+            "FROGTORCH_PROBE_SECRET": SECRET}
+
+
+def test_torchrun_says_who_and_where():
+    # torchrun's own store holds MASTER_PORT.
+    where = place(None, None, None, "c", None, None, TORCHRUN)
+    assert where == Place(2, 4, ("10.0.0.1", 29501), "c", None, SECRET.encode())
+    assert SECRET not in repr(where)
+    assert place(0, 2, "10.0.0.9:7", "c", "10.0.0.9", None, TORCHRUN).master == ("10.0.0.9", 7)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"RANK": ""}, "Give --topology FILE, or on each of your machines --rank, --world and --master: --rank is missing"),
+    ({"RANK": "4"}, "rank 4 of 4 machines"),
+    ({"LOCAL_WORLD_SIZE": "2"}, "one process a machine"),
+    ({"MASTER_ADDR": ""}, "--master HOST:PORT is missing"),
+    ({"MASTER_PORT": "65535"}, "is no HOST:PORT"),
+    ({"FROGTORCH_PROBE_SECRET": "short"}, "a common secret of 8 bytes or more"),
+])
+def test_what_is_missing_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        place(None, None, None, "c", None, None, TORCHRUN | changes)
+
+
+def test_who_has_not_the_secret_is_let_go_and_the_others_are_waited_for(monkeypatch, capfd):
+    monkeypatch.setattr(meet, "PATIENCE", 20.0)
+    master = ("127.0.0.1", free_port())
+    refused = []
+
+    def come(rank, secret, world=2):
+        try:
+            meet.follow(Place(rank, world, master, "b", None, secret))
+        except (MeetError, ChannelError) as error:
+            refused.append(str(error))
+
+    def noise():
+        for _ in range(100):
+            try:
+                with socket.create_connection(master) as sock:
+                    sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                    return
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+
+    def others():
+        noise()
+        come(1, b"another secret")
+        come(1, SECRET.encode(), world=3)
+        come(1, SECRET.encode())
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    with lead(Place(0, 2, master, "a", None, SECRET.encode()), lambda *_: None) as (channels, addresses):
+        assert list(channels) == ["a", "b"]
+        assert addresses == {"a": "127.0.0.1", "b": "127.0.0.1"}
+    thread.join(10)
+    assert not thread.is_alive()      # the end of the coordinator ends the peers
+    said = capfd.readouterr().err
+    assert "is no `frogtorch probe`" in said
+    assert "wrong seal: it has another secret" in said
+    assert "it expects 3 machines, and rank 0 expects 2" in said
+    assert any("it expects 3 machines, and rank 0 expects 2" in text for text in refused)
+
+
+def test_who_does_not_come_is_named(monkeypatch):
+    monkeypatch.setattr(meet, "PATIENCE", 0.2)
+    where = Place(0, 3, ("127.0.0.1", free_port()), "a", None, SECRET.encode())
+    with pytest.raises(MeetError, match="rank 1, 2 did not come"), lead(where, lambda *_: None):
+        pass
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_the_same_command_on_two_machines_writes_what_they_measured(tmp_path):
+    file = tmp_path / "world.yaml"
+    file.write_text("name: w\nsites: [s]\nhosts: {a: {site: s}, b: {site: s}}\n"
+                    "paths: [{between: [s, s], delay: 5 ms, rate: 2 MB/s}, {from: b, to: a, rate: 4 MB/s}]\n")
+    out = tmp_path / "out"
+    with Network(load(file), f"meet-{os.getpid()}") as network:
+        secret = tmp_path / "secret"
+        secret.write_text(SECRET + "\n")
+        programs = []
+        for rank, name in enumerate("ab"):
+            command = [sys.executable, "-c", "import sys; from scenarios.cli import main; sys.exit(main())", "probe",
+                       "--rank", str(rank), "--world", "2", "--master", f"{network.addresses['a']}:29600",
+                       "--name", name, "--secret-file", str(secret), "--output", str(out)]
+            programs.append(network.spawn(name, command))
+        said = [program.stdout.read().decode() for program in programs]
+        assert [program.wait(60) for program in programs] == [0, 0]
+    assert "limited by" in said[0]
+    assert said[1] == ""
+    read = load(out / "topology.yaml")
+    assert read.path("a", "b").rate == pytest.approx(2e6, rel=0.02)
+    assert read.path("b", "a").rate == pytest.approx(4e6, rel=0.02)
+    assert read.path("a", "b").delay == pytest.approx(5e-3, abs=0.5e-3)
+    # Half a group cannot be told from the whole: with two hosts a limit may as well be the access's.
+    assert "cannot be told" in read.text
+    lines = [json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines()]
+    assert [line["record"] for line in lines] == ["survey", "host", "host", "echoes", *["trial"] * 4]
+    assert {flow["source"] + flow["target"] for line in lines[4:] for flow in line["flows"]} == {"ab", "ba"}
