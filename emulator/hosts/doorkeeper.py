@@ -30,6 +30,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path as File
 from typing import Any
 
@@ -39,6 +40,8 @@ RANK = 1000
 """The user, and the group, of a rank."""
 MOST = 16 << 20
 """Bytes of the longest message."""
+_AFTER = 3.0
+"""Seconds that a container outlives who tied it, so that Compose sees the other's end, and exit code, first."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -163,6 +166,7 @@ class Doorkeeper:
             program.wait()
         connection.close()
         if connection is self._life:
+            time.sleep(_AFTER)
             sys.exit()
 
 
