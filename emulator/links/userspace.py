@@ -16,6 +16,7 @@ from typing import IO
 
 from emulator.links.holding import seed
 from emulator.links.namespace import LinkError, Namespace
+from emulator.links.shaping import states
 from emulator.topology import Path, Topology
 
 _PATIENCE = 10.0      # seconds for the process to start or to answer
@@ -70,7 +71,13 @@ class UserSpace:
                 "seeded": True}
 
     def up(self, topology: Topology) -> None:
-        """Start holding packets on each path whose delay is not below :data:`FLOOR`. Raises LinkError."""
+        """Start holding packets on each path whose delay is not below :data:`FLOOR`. Raises LinkError.
+
+        Where a path becomes long later in the topology's timeline, its process is there from now on.
+        """
+        for target in {path.target for state in states(topology) for path in state.paths if self._worth_it(path)}:
+            if target in self._namespaces:
+                self._serve(target)
         self.change(topology, {})
 
     def change(self, topology: Topology, bias: Mapping[Pair, float]) -> None:
@@ -90,18 +97,20 @@ class UserSpace:
         return path.delay >= self.FLOOR or path.jitter > 0 or path.loss > 0
 
     def _apply(self, target: str, laws: Mapping[Pair, tuple[float, float, float, int]]) -> None:
-        namespace = self._namespaces[target]
-        fresh = target not in self._daemons
-        if fresh:
-            self._daemons[target] = Daemon(namespace, self.name, f"host {target}", self._logs / f"{target}.log")
+        if target not in self._daemons:
+            self._serve(target)
         self._daemons[target].configure({self._key(pair): law for pair, law in laws.items()})
-        if fresh:
-            self._ready(namespace)
         # Only now may packets go there: without a process that expects them they are lost.
         upcoming = [pair for pair in laws if pair not in self._laws]
         if upcoming:
-            self._lead(namespace, upcoming)
+            self._lead(self._namespaces[target], upcoming)
         self._laws.update(laws)
+
+    def _serve(self, target: str) -> None:
+        namespace = self._namespaces[target]
+        self._daemons[target] = Daemon(namespace, self.name, f"host {target}", self._logs / f"{target}.log")
+        self._daemons[target].configure({})      # answered once it has what it reads from
+        self._ready(namespace)
 
     def check(self) -> None:
         """Raise LinkError if a process has died, since nothing would pass it, or fell behind and lost packets."""

@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+import threading
 import time
 from dataclasses import replace
 
@@ -197,6 +198,20 @@ def test_a_path_that_was_too_short_to_be_held_becomes_long(world, engine):
         network.change(made)
         expected = {("a", "b"): 0.0, ("b", "a"): 0.0}
         assert round_trips(network.namespaces, network.addresses, expected, 21) == pytest.approx(expected, abs=0.6e-3)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_timeline_needs_outlives_the_thread_that_plays_it(world, engine):
+    made = world("  - {from: a, to: b, delay: 0 s}\n  - {from: c, to: b, delay: 0 s}\n",
+                 "timeline:\n  changes:\n    - {at: 5 s, from: a, to: b, delay: 20 ms}\n")
+    with Network(made, f"change-{engine}-{os.getpid()}", engine=engine) as network:
+        player = threading.Thread(target=lambda: network.change(made.state(5)))
+        player.start()
+        player.join()
+        time.sleep(0.2)
+        network.check()      # a process dies with the thread that started it
+        assert ("a", "b") in network.engine.held
 
 
 @pytest.mark.root
