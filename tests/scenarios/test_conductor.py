@@ -180,23 +180,23 @@ def test_real_links_follow_and_tcp_outlives_an_outage(network):
     topology = network("""\
 timeline:
   changes:
-    - {at: 10 s, from: one, to: far, rate: 10 %}
-    - {at: 25 s, from: one, to: far, rate: 100 %}
-    - {at: 40 s, from: one, to: far, outage: 10 s}
+    - {at: 4 s, from: one, to: far, rate: 10 %}
+    - {at: 10 s, from: one, to: far, rate: 100 %}
+    - {at: 16 s, from: one, to: far, outage: 4 s}
   traffic:
-    - {from: one, to: far, start: 0 s, end: 10 s}
-    - {from: one, to: far, start: 12 s, end: 25 s}
-    - {from: one, to: far, start: 30 s, end: 70 s}
+    - {from: one, to: far, start: 0 s, end: 4 s}
+    - {from: one, to: far, start: 5 s, end: 10 s}
+    - {from: one, to: far, start: 12 s, end: 28 s}
 """)
-    with Network(topology, f"c{os.getpid()}", speedup=10) as links:
+    with Network(topology, f"c{os.getpid()}", speedup=4) as links:
         with Conductor(links, topology, record) as conductor:
             conductor.begin(time.monotonic())
             time.sleep(7.5)
         links.check()
         assert links.topology.paths == topology.paths
-    assert [applied.second for applied in conductor.applied] == [0, 10, 12, 25, 30, 40, 50]
+    assert [applied.second for applied in conductor.applied] == [0, 4, 5, 10, 12, 16, 20]
     before, cut, across = (applied for applied in conductor.applied if applied.received_bytes is not None)
     assert goodput(before) == pytest.approx(2e6 * PAYLOAD, rel=0.2)
     assert goodput(before) / goodput(cut) == pytest.approx(10, rel=0.3)
-    # It sends for 10 s; is out for 10 s; sleeps for up to as long again; and has then up to 20 s left, at least 10 s.
-    assert 20 * 0.9 < across.received_bytes / (2e6 * PAYLOAD) < 30 * 1.05
+    # It sends for 4 s; is out for 4 s; sleeps for up to as long again; and has then up to 8 s left, at least 4 s.
+    assert 8 * 0.9 < across.received_bytes / (2e6 * PAYLOAD) < 12 * 1.05

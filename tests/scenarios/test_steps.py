@@ -1,13 +1,22 @@
 """Steps beside the network that they ran on."""
 
 import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from emulator.ethernet import PAYLOAD
 from emulator.topology import load
 from scenarios.compare import join
+from scenarios.predict import predict
 from scenarios.records import Measurement, Prediction
+from scenarios.scenario import load as load_scenario
 from scenarios.steps import courses
+
+ROOT = Path(__file__).parent.parent.parent
 
 TOPOLOGY = """\
 name: pair
@@ -23,6 +32,68 @@ timeline:
     - {at: 40 s, host: one, up: 50 %}
   traffic: [{from: far, to: one, start: 12 s, end: 21 s}]
 """
+
+
+SCENARIO = """\
+name: cut
+topology: topology.yaml
+worlds: {2: [one, two]}
+arms: [gloo, shard]
+speedup: 10
+training: {steps: 5, warmup: 1}
+"""
+
+CUT = """\
+name: three
+sites: [here]
+hosts: {one: {site: here}, two: {site: here}, three: {site: here}}
+paths: [{between: [here, here], rate: 10 MB/s, delay: 10 ms}]
+timeline:
+  changes: [{at: 4 s, between: [one, two], rate: 10 %}]
+  traffic: [{from: three, to: one, start: 1 s, end: 2 s}]
+"""
+
+
+def predicted(directory, topology=CUT):
+    (directory / "topology.yaml").write_text(topology)
+    (directory / "scenario.yaml").write_text(SCENARIO)
+    return load_scenario(directory / "scenario.yaml")
+
+
+def test_every_step_of_a_training_is_predicted(tmp_path):
+    scenario = predicted(tmp_path)
+    # Two ranks move the whole tensor over each path, at 10 and then at 1 MB/s; without computation that is all.
+    whole = 16_867_332 / (10e6 * PAYLOAD)
+    for prediction in predict(scenario):
+        begins, times = zip(*prediction.detail["steps"], strict=True)
+        assert begins[0] == 0
+        assert begins[1:] == pytest.approx([begin + time for begin, time in zip(begins[:-1], times[:-1], strict=True)])
+        assert times[:2] == pytest.approx([whole, whole], rel=0.06)
+        assert times[3:] == pytest.approx([10 * whole, 10 * whole], rel=0.06)
+        # The third begins before the cut: what is left then takes ten times as long.
+        assert times[2] == pytest.approx(4 - begins[2] + 10 * (whole - (4 - begins[2])), rel=0.06)
+        assert prediction.seconds == statistics.median(times[1:])
+
+
+def test_a_network_that_stays_is_predicted_by_one_step(tmp_path):
+    scenario = predicted(tmp_path, CUT.partition("timeline:")[0])
+    assert ["steps" in prediction.detail for prediction in predict(scenario)] == [False, False]
+
+
+def test_hosts_that_only_have_traffic_are_part_of_the_network(tmp_path):
+    assert [host.name for host in predicted(tmp_path).network.hosts] == ["one", "two", "three"]
+
+
+def test_a_trace_may_not_take_the_place_of_what_a_report_writes(tmp_path):
+    (tmp_path / "points.csv").write_text("second,rate MB/s\n0,10\n5,1\n")
+    (tmp_path / "topology.yaml").write_text(CUT.partition("  changes")[0]
+                                            + "  traces: [{file: points.csv, between: [one, two]}]\n")
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    run = subprocess.run([sys.executable, "-m", "frogtorch", "predict", str(tmp_path / "scenario.yaml"), "--output",
+                          str(tmp_path / "run")], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert run.returncode == 1
+    assert "a trace is called points.csv, as is what a report writes beside its copy; name it otherwise" in run.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_each_step_is_beside_its_prediction_and_the_network(tmp_path):

@@ -1,0 +1,70 @@
+"""A path falls to a tenth and recovers: the steps that are measured show it, and those that are predicted, alike."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from emulator.ethernet import PAYLOAD
+from scenarios import records
+
+ROOT = Path(__file__).parent.parent.parent
+
+TOPOLOGY = """\
+name: pair
+sites: [here, there]
+hosts:
+  one: {site: here}
+  far: {site: there}
+paths: [{between: [here, there], rate: 10 MB/s, delay: 10 ms}]
+timeline:
+  traces: [{file: traces/cut.csv, between: [one, far]}]
+"""
+TRACE = "second,rate MB/s\n0,10\n10,1\n50,10\n"
+
+SCENARIO = """\
+name: cut
+topology: topology.yaml
+worlds: {2: [one, far]}
+arms: [gloo, shard]
+speedup: 5
+training: {steps: 10, warmup: 0}
+"""
+
+CUT = 16_867_332 / (1e6 * PAYLOAD)
+"""Seconds of a step at 1 MB/s: both arms move 2(W−1)/W = 1 tensor over each path."""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_cut_shows_in_measured_and_predicted_steps_alike(tmp_path):
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces/cut.csv").write_text(TRACE)
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    run = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-m", "frogtorch", "compare", str(tmp_path / "scenario.yaml"), "--output",
+                           str(run)], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (run / "measurements.jsonl").exists(), done.stderr
+    assert (run / "traces/cut.csv").read_text() == TRACE
+    predictions = {p.arm: p.detail["steps"] for p in records.load(run / "predictions.jsonl", records.Prediction)}
+    measured = records.load(run / "measurements.jsonl", records.Measurement)
+    for arm in ("gloo", "shard"):
+        seen = [(m.second, m.seconds, m.clock_seconds) for m in measured if m.arm == arm]
+        assert seen[0][0] == pytest.approx(0, abs=1)
+        for (begins, _, clock), (following, _, _) in pairwise(seen):
+            assert following == pytest.approx(begins + 5 * clock, rel=0.05, abs=1)
+        # Computing takes time of the timeline, and a busy machine more of it: steps are told apart by where they begin.
+        for steps in ([(begins, seconds) for begins, seconds, _ in seen], predictions[arm]):
+            cut = [seconds for begins, seconds in steps if begins >= 10 and begins + seconds <= 50]
+            whole = [seconds for begins, seconds in steps if begins + seconds <= 10 or begins >= 50]
+            assert min(cut) == pytest.approx(CUT, rel=0.15)
+            assert min(whole) < CUT / 4
+    applied = records.load(run / "applied.jsonl", records.Applied)
+    assert [(a.arm, a.second, a.what) for a in applied] == [
+        (arm, second, tuple(f"{path}: rate {now} ({then} before)" for path in ("one -> far", "far -> one")))
+        for arm in ("gloo", "shard") for second, now, then in ((10, "1 MB/s", "10 MB/s"), (50, "10 MB/s", "1 MB/s"))]
+    assert all(a.late > 0 for a in applied)
+    assert "step by step" in done.stdout
