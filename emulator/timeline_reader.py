@@ -71,12 +71,12 @@ class TimelineReader:
         except ValueError as error:
             raise self._document.error(*here, "file", message=f"file: {error}") from None
         file = self._document.file.parent / entry.file
-        ends = [row.second for row in found.rows[1:]] + [float("inf")]
+        ends = [moment.second for moment in found.moments[1:]] + [float("inf")]
         for course in self._path_courses(entry, *here):
-            for row, end in zip(found.rows, ends, strict=True):
-                self._set(course, row.second, row.fields, f"{file}:{row.line}", *here)
-                if row.out:
-                    course.outages.append((row.second, end))
+            for moment, end in zip(found.moments, ends, strict=True):
+                self._set(course, moment.second, moment.fields, f"{file}:{moment.line}", *here)
+                if moment.out:
+                    course.outages.append((moment.second, end))
         return found
 
     def _change(self, index: int) -> None:

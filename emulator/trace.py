@@ -23,12 +23,12 @@ from emulator.units import parse_loss, parse_rate, parse_time
 
 COLUMNS: Mapping[str, Callable[[object], float]] = {"rate": parse_rate, "delay": parse_time, "loss": parse_loss}
 
-MOST_ROWS = 10_000
-"""A row changes the network: more of them in one training than this is a unit mistaken."""
+MOST_LINES = 10_000
+"""A line changes the network: more of them in one training than this is a unit mistaken."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Moment:
     """The path from `second` on."""
 
     second: float
@@ -41,11 +41,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace file: its `name` relative to the topology's directory, its text, and its rows."""
+    """A trace file: its `name` relative to the topology's directory, its text, and its moments."""
 
     name: str
     text: str
-    rows: tuple[Row, ...]
+    moments: tuple[Moment, ...]
 
 
 def read(directory: File, name: str, refusal: type[DocumentError]) -> Trace:
@@ -71,14 +71,14 @@ def read(directory: File, name: str, refusal: type[DocumentError]) -> Trace:
     if len(lines) < 2:
         raise refuse(1, "no trace; write a line of column names, such as 'second,rate MB/s,delay ms', and a line for "
                         "each moment")
-    if len(lines) > MOST_ROWS:
-        raise refuse(MOST_ROWS, f"a trace has at most {MOST_ROWS:,} lines, and this one {len(lines):,}; thin it out")
+    if len(lines) > MOST_LINES:
+        raise refuse(MOST_LINES, f"a trace has at most {MOST_LINES:,} lines, and this one {len(lines):,}; thin it out")
     columns = [_column(cell, lambda message: refuse(1, message)) for cell in lines[0]]
     names = [column for column, _ in columns]
     if names[:1] != ["second"] or len(names) == 1 or len(set(names)) < len(names):
         raise refuse(1, "the columns are 'second', then each at most once, rate, delay and loss with their units; "
                         "write them so")
-    rows: list[Row] = []
+    moments: list[Moment] = []
     for line, cells in enumerate(lines[1:], 2):
         if len(cells) != len(columns):
             raise refuse(line, f"{len(cells)} values for {len(columns)} columns; write one for each")
@@ -86,14 +86,14 @@ def read(directory: File, name: str, refusal: type[DocumentError]) -> Trace:
             second, *values = (_value(column, unit, cell) for (column, unit), cell in zip(columns, cells, strict=True))
         except ValueError as error:
             raise refuse(line, str(error)) from None
-        if rows and second <= rows[-1].second:
-            raise refuse(line, f"second {second:g} is not after {rows[-1].second:g}; put the lines in order")
+        if moments and second <= moments[-1].second:
+            raise refuse(line, f"second {second:g} is not after {moments[-1].second:g}; put the lines in order")
         fields = dict(zip(names[1:], values, strict=True))
         out = fields.get("rate") == 0
         if out:
             del fields["rate"]
-        rows.append(Row(second, fields, out, line))
-    return Trace(name, text, tuple(rows))
+        moments.append(Moment(second, fields, out, line))
+    return Trace(name, text, tuple(moments))
 
 
 def _column(cell: str, refuse: Callable[[str], DocumentError]) -> tuple[str, str]:
