@@ -25,7 +25,7 @@ LARGEST_PACKET = 70_000
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
 meet, a longer one has them lose more at a time, and share less evenly."""
-_MOST_PACKETS = 33_000      # a second, on a path that is held outside the kernel
+_MOST_PACKETS = 50_000      # a second on one path, for the sake of the processor
 _MOST_GROUPS = 2      # a path's turns in the hub: where it comes in, and where it goes out
 
 

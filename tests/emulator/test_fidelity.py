@@ -75,6 +75,12 @@ def test_a_path_is_valid_within_one_per_cent_and_three_tenths_of_a_millisecond()
     assert not PathFidelity("a", "b", 0.00071, 0.0004, 1, None).valid
 
 
+def test_jitter_may_move_the_median_by_chance():
+    # Both ways have 3 and 4 ms: a round trip 5 ms. The median of 21 has an error of sqrt(pi / 42) = 0.2735 of that.
+    assert PathFidelity("a", "b", 0.07 + 0.0021 + 0.0041, 0.07, 1, None, jitter=0.005).valid
+    assert not PathFidelity("a", "b", 0.07 + 0.0021 + 0.0042, 0.07, 1, None, jitter=0.005).valid
+
+
 def test_a_path_that_is_off_is_measured_again(tmp_path, monkeypatch):
     world = topology_of(tmp_path, "  a: {site: s}\n  b: {site: s}\n",
                         "  - {between: [s, s], delay: 35 ms, rate: 1 MB/s}\n")

@@ -104,7 +104,7 @@ def test_segments_are_joined_less_where_queues_are_short_packets_lost_or_limits_
     assert joined("b", ", queue: 3 kB") is None     # the path begins elsewhere
     assert joined("a", ", loss: 1 %") == 1
     assert joined("a", a=", access: {up: 1 MB/s}") == 2
-    assert joined("a", a=", access: {up: 300 MB/s}") == 6      # 33,000 packets a second, of frames of 1514 B
+    assert joined("a", a=", access: {up: 300 MB/s}") == 3      # 50,000 packets a second, of frames of 1514 B
     assert joined("b", a=", access: {up: 1 MB/s}") is None
     assert joined("b", a=", access: {down: 1 MB/s}") == joined("c", a=", access: {down: 1 MB/s}") == 2
     trunk = "groups:\n  trunk: {rate: 1 MB/s, paths: [{from: a, to: b}, {from: c, to: b}]}\n"
