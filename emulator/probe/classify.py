@@ -29,6 +29,9 @@ ACKS = 0.025
 MACHINE = 0.25
 """Of its loopback's rate, what a machine can carry through links and be sure not to be the limit itself: a packet that
 crosses a device, a bridge and a queue costs several times what loopback costs."""
+BUSY, BUSY_MACHINE = 0.9, 0.01
+"""The same where the processors were busy for more than this share of the time, whatever with. A path that carries less
+than that feels nothing of it."""
 WINDOW = 0.5
 """Share of the time that a sender waits for the receiver's window, from which on the window is what limits it."""
 LOSS = 5e-4
@@ -61,13 +64,14 @@ class Alone:
 
 @dataclass(frozen=True)
 class Company:
-    """A trial of several paths: which of them lost, and whether the machine itself may have been the reason."""
+    """A trial of several paths: which of them lost, to others and not to the machine."""
 
     trial: Trial
     dropped: frozenset[Pair]
     deep: bool
     """Whether what dropped lost :data:`DEEP` beyond what may be chance."""
     machine: bool
+    """Whether others lost too, and the machine itself may have been the reason."""
 
     @property
     def kept(self) -> frozenset[Pair]:
@@ -90,22 +94,27 @@ def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]
         acks = ACKS * max(into.get(flow.source, 0.0), out_of.get(flow.target, 0.0))
         late = max(0.0, flow.idle - before.driven.idle) * before.rate
         doubt = slack + acks + late + more * before.rate
-        return flow.rate < before.rate - doubt and flow.estimate.high < before.driven.estimate.low
+        return flow.rate < before.rate - doubt and (together or flow.estimate.high < before.driven.estimate.low)
 
+    # Flows that share one queue take turns: each varies, and their sum does not.
+    together = trial.total().high < (1 - DROP) * sum(alone[flow.pair].driven.estimate.low for flow in trial.flows)
     losers = [flow for flow in trial.flows if lost(flow)]
-    return Company(trial, frozenset(flow.pair for flow in losers), all(lost(flow, DEEP) for flow in losers),
-                   by_machine(trial.flows, hosts))
+    sure = losers
+    if by_machine(trial.flows, hosts, BUSY_MACHINE if trial.busy > BUSY else MACHINE):
+        sure = [flow for flow in losers if not by_machine([alone[flow.pair].driven], hosts, BUSY_MACHINE)]
+    return Company(trial, frozenset(flow.pair for flow in sure), all(lost(flow, DEEP) for flow in sure),
+                   len(sure) < len(losers))
 
 
-def by_machine(flows: Sequence[Flow], hosts: Mapping[str, Host]) -> bool:
-    """Whether some machine carried so much that it may have been the limit itself."""
+def by_machine(flows: Sequence[Flow], hosts: Mapping[str, Host], most_of: float = MACHINE) -> bool:
+    """Whether some machine carried more than `most_of` what its loopback carries: it may have been the limit itself."""
     carried: dict[str, float] = {}
     most: dict[str, float] = {}
     for flow in flows:
         for host in {hosts[end].machine: hosts[end] for end in flow.pair}.values():
             carried[host.machine] = carried.get(host.machine, 0.0) + flow.rate
             most[host.machine] = host.loopback
-    return any(carried[machine] > MACHINE * most[machine] for machine in carried)
+    return any(carried[machine] > most_of * most[machine] for machine in carried)
 
 
 def equal(one: float, other: float) -> bool:

@@ -27,7 +27,7 @@ SPREAD = 0.05
 """Half of the interval of all flows together, over their mean, above which a trial is done again, twice as long."""
 ATTEMPTS = 3
 LOOPBACK_SECONDS = 0.2
-_PATIENCE = 15.0      # seconds for an answer, beside what the work takes
+_PATIENCE = 30.0      # seconds for an answer, beside what the work takes
 
 
 class ProbeError(RuntimeError):
@@ -147,7 +147,8 @@ class Coordinator:
             for connection in answer["connections"]:
                 found.setdefault(connection["flow"], []).append(connection)
         return Trial(request.kind, tuple(_flow(load.source, load.target, found[number])
-                                         for number, load in enumerate(request.loads)), begun, warm, seconds)
+                                         for number, load in enumerate(request.loads)), begun, warm, seconds,
+                     max(float(answer["busy"]) for answer in answers.values()))
 
 
 def _flow(source: str, target: str, connections: Sequence[Message]) -> Flow:

@@ -267,6 +267,7 @@ class _Run:
         self._moments = [self._begun + warm + seconds * number / batches for number in range(batches + 1)]
         self._slack = seconds / batches / 4
         self._left: list[Source] = []      # that are still to be looked at, at the moment that has come
+        self._processors = (0, 0)      # ticks that were idle, ticks in all, at the first moment
 
     def wait(self) -> float:
         """Seconds until there is something to look at."""
@@ -276,6 +277,8 @@ class _Run:
         """Look at what is due; whether the trial is over."""
         now = time.monotonic()
         if not self._left and now >= self._moments[0]:
+            if self._sources and not self._sources[0].marks:
+                self._processors = _processors()
             self._left = list(self._sources)
         if self._left:
             overdue = now > self._moments[0] + self._slack
@@ -285,7 +288,9 @@ class _Run:
         return not self._moments
 
     def result(self) -> Message:
-        return {"connections": [source.result() for source in self._sources]}
+        idle, ticks = (after - before for after, before in zip(_processors(), self._processors, strict=True))
+        return {"connections": [source.result() for source in self._sources],
+                "busy": 1 - idle / ticks if ticks else 0.0}
 
 
 def _send(sock: socket.socket) -> None:
@@ -296,6 +301,12 @@ def _send(sock: socket.socket) -> None:
 def congestion(sock: socket.socket) -> str:
     """The congestion control of a socket."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def _processors() -> tuple[int, int]:
+    """Ticks in which the machine's processors were idle, and ticks in all (proc(5), /proc/stat)."""
+    ticks = [int(word) for word in File("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _machine() -> str:

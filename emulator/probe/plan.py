@@ -117,11 +117,10 @@ class _Plan:
             again = company((yield request), self.alone, self.hosts)
             better = max(found, again, key=lambda one: one.trial.total().value)
             found = replace(better, dropped=found.dropped & again.dropped)
-        if found.dropped and found.machine:
-            total = sum(flow.rate for flow in found.trial.flows)
+        if found.machine:
+            total = found.trial.total().value
             self._note(f"{kind}: {total / 1e6:.0f} MB/s by the clock is near what the machine itself can carry, so a "
-                       "shared limit above that cannot be seen")
-            found = replace(found, dropped=frozenset())
+                       "limit that fast paths share cannot be seen")
         return found
 
     def _hosts(self, kind: str) -> Generator[Request, Trial, list[Shared]]:

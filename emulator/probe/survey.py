@@ -135,6 +135,8 @@ class Trial:
     """Before anything was counted."""
     seconds: float
     """In which it was counted."""
+    busy: float = 0.0
+    """Share of their processors' time that the sending machines were busy meanwhile; of the busiest."""
 
     def flow(self, pair: Pair) -> Flow:
         """The flow along that path."""

@@ -8,8 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -78,16 +78,12 @@ paths:
 
 SMALL = [
     Case("lan", ["lab-1", "lab-2", "lab-3"], 1, 125),
-    Case("seattle-newyork", [AI, GATEWAY, NEWYORK], 10, 0.7, LAN),
+    Case("seattle-newyork", [AI, GATEWAY, NEWYORK], 5, 0.7, LAN),
     # Nothing is as fast as the fast host's access: it cannot be seen here.
     Case("seattle-newyork-access", [AI, SECOND, NEWYORK], 10, None, access={SECOND: (0.7, 0.7), NEWYORK: (0.7, 0.7)}),
-    Case("seattle-newyork-window", [AI, GATEWAY, NEWYORK], 10, None, LAN,
-         windows=paths([AI, GATEWAY, NEWYORK], [AI, GATEWAY, NEWYORK]) - {*LAN}),
+    Case("seattle-newyork-window", [SECOND, NEWYORK, CHICAGO], 10, None,
+         windows=paths([SECOND, NEWYORK, CHICAGO], [SECOND, NEWYORK, CHICAGO])),
     Case("uniform-access", [AI, SECOND, NEWYORK], 10, None, access=dict.fromkeys([AI, SECOND, NEWYORK], (0.7, 0.7))),
-    # One way is both one site's way out and the other's way in.
-    Case("shared-uplink", [AI, GATEWAY, NEWYORK, NEWYORK_2], 5, None,
-         {**LAN, (NEWYORK, NEWYORK_2): 30, (NEWYORK_2, NEWYORK): 30},
-         groups={paths([AI, GATEWAY], [NEWYORK, NEWYORK_2]): 2.1, paths([NEWYORK, NEWYORK_2], [AI, GATEWAY]): 2.1}),
     Case("uplink", list("abcd"), 10, 2, groups={paths("ab", "cd"): 3}, text=UPLINK),
     Case("mixed", list("abcd"), 10, 1.4, {("c", "a"): None}, access={"b": (None, 2)}, windows={("c", "a")}, text=MIXED),
 ]
@@ -128,18 +124,19 @@ def measure(case, room):
 
 
 def measured(cases, room, at_once):
-    def one(case):
-        # A process of its own: who makes a network is its maker to the end.
-        process = multiprocessing.get_context("fork").Process(target=measure, args=(case, room))
+    """Probe networks side by side, each by a process of its own: who makes one is its maker to the end."""
+    processes = [multiprocessing.get_context("fork").Process(target=measure, args=(case, room)) for case in cases]
+    running = []
+    for process in processes:
+        if len(running) == at_once:
+            wait([one.sentinel for one in running], 250)
+            running = [one for one in running if one.is_alive()]
         process.start()
-        process.join(280)
-        if process.exitcode != 0:
-            process.kill()
-        return process.exitcode
-
-    with ThreadPoolExecutor(at_once) as executor:
-        codes = dict(zip([case.name for case in cases], executor.map(one, cases), strict=True))
-    assert set(codes.values()) == {0}, codes
+        running.append(process)
+    for process in processes:
+        process.join(250)
+    assert {case.name: process.exitcode for case, process in zip(cases, processes, strict=True)} == dict.fromkeys(
+        [case.name for case in cases], 0)
     return room
 
 
