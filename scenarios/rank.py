@@ -24,7 +24,7 @@ import frogtorch
 from scenarios import costs, scripted
 from scenarios.arms import ARMS
 from scenarios.ranks import Place, Talk, Words
-from scenarios.replica import Replica, group
+from scenarios.replica import FirstBucket, Replica, group
 from scenarios.workloads import FOUNDING, WORKLOADS
 
 _PR_SET_PDEATHSIG = 1
@@ -117,7 +117,7 @@ class Rank:
         Every arm trains a replica of its own, from one call to the next.
         """
         if arm not in self._trained:
-            self._trained[arm] = Replica(FOUNDING.load(), ARMS[arm], self.groups[arm], bucket_view=True)
+            self._trained[arm] = Replica(FOUNDING, ARMS[arm], self.groups[arm], bucket_view=True)
         step = self._trained[arm].step
         self._await_start()
         step()
@@ -134,21 +134,20 @@ class Rank:
 
     def train(self, arm: str, steps: int, bucket_view: bool, workload: str = FOUNDING.name,
               **parameters: int) -> dict[str, Any]:
-        """Train a workload under DDP; times of each step, the outcome, and what the backend saw.
+        """Train a workload under DDP; times of each step and its exchange, the outcome, and what the backend saw.
 
         `parameters` are those of the arm's hook: see :class:`scenarios.replica.Replica`.
         """
-        replica = Replica(WORKLOADS[workload].load(), ARMS[arm], self.groups[arm], bucket_view=bucket_view,
-                          **parameters)
+        replica = Replica(WORKLOADS[workload], ARMS[arm], self.groups[arm], bucket_view=bucket_view, **parameters)
         self._take_telemetry(arm)
         self._await_start()
-        stamps = []
+        stamps, exchanges = [], []
         for step in range(steps):
             start = time.monotonic()
-            replica.step()
+            exchanges.append(replica.step())
             stamps.append((start, time.monotonic()))
             self.connection.send(("step", step))
-        return {"steps": stamps, "telemetry": self._take_telemetry(arm), **replica.outcome()}
+        return {"steps": stamps, "exchanges": exchanges, "telemetry": self._take_telemetry(arm), **replica.outcome()}
 
     def script(self, path: str, arguments: list[str], arm: str, master: str) -> dict[str, Any]:
         """Run a user's training script in place of a workload: the same results. It is the last that a rank does."""
@@ -167,17 +166,7 @@ class Rank:
         model = module.model()
         optimiser = module.optimiser(model)
         batches = module.batches(self.place.rank, self.place.world_size)
-        first_bucket = list(model.parameters())[-WORKLOADS[workload].first:]  # DDP fills buckets from the last layer on
-        pending: list[int] = [0]
-        reached = [0.0]
-
-        def ready(_: torch.Tensor) -> None:
-            pending[0] -= 1
-            if not pending[0]:
-                reached[0] = time.monotonic()
-
-        for parameter in first_bucket:
-            parameter.register_post_accumulate_grad_hook(ready)
+        first_bucket = FirstBucket(model, WORKLOADS[workload].first)
         self._await_start()
         parts = []
         for _ in range(steps):
@@ -186,11 +175,10 @@ class Rank:
             optimiser.zero_grad(set_to_none=True)
             loss = module.loss(model(inputs), targets)
             forward = time.monotonic()
-            pending[0] = len(first_bucket)
             loss.backward()
             backward = time.monotonic()
             optimiser.step()
-            parts.append({"forward": forward - begin, "first_bucket": reached[0] - forward,
+            parts.append({"forward": forward - begin, "first_bucket": first_bucket.ready - forward,
                           "backward": backward - forward, "optimiser": time.monotonic() - backward})
         return parts
 

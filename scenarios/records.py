@@ -105,6 +105,9 @@ class Measurement(Point):
     """Points of one campaign ran interleaved on one state of the network."""
     second: float | None = None
     """Of a training on a network that changes: when in its timeline the step began."""
+    exchange_seconds: float | None = None
+    """Of a training, by the clock: from when the last rank had the gradients of its first bucket to when the last had
+    all gradients exchanged. None of a user's script, and where ranks are not in the same step."""
     prediction: str
     """SHA-256 of the predictions.jsonl that this measurement answers."""
 

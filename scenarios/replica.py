@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 import frogtorch
 from frogtorch import hooks
 from scenarios.arms import Arm
+from scenarios.workloads import Workload
 
-__all__ = ["Replica", "group", "parameters_sha256"]
+__all__ = ["FirstBucket", "Replica", "group", "parameters_sha256"]
 
 
 def group(arm: Arm, interface: str, timeout: timedelta) -> dist.ProcessGroup:
@@ -35,32 +36,55 @@ def group(arm: Arm, interface: str, timeout: timedelta) -> dist.ProcessGroup:
     return made
 
 
+class FirstBucket:
+    """Notes when a backward pass has the gradients of a model's last `count` parameters: DDP's buckets begin there."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self.ready = 0.0
+        """When they were all there last, on the clock that the ranks of a machine share."""
+        self._count = self._missing = count
+        for parameter in list(model.parameters())[-count:]:
+            parameter.register_post_accumulate_grad_hook(self._one)
+
+    def _one(self, _: Tensor) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self.ready = time.monotonic()
+            self._missing = self._count
+
+
 class Replica:
     """A rank's copy of a workload's model in training, step by step."""
 
-    def __init__(self, workload: ModuleType, arm: Arm, group: dist.ProcessGroup, *, bucket_view: bool, bound: int = 64,
+    def __init__(self, workload: Workload, arm: Arm, group: dist.ProcessGroup, *, bucket_view: bool, bound: int = 64,
                  k: int = 4) -> None:
         """`bound` is fresh_only's staleness bound, `k` that of every_k."""
-        self._workload = workload
-        self.model: nn.Module = workload.model()
-        self._optimiser: torch.optim.Optimizer = workload.optimiser(self.model)
-        self._batches: Iterator[tuple[Tensor, Tensor]] = workload.batches(group.rank(), group.size())
+        self._workload = workload.load()
+        self.model: nn.Module = self._workload.model()
+        self._optimiser: torch.optim.Optimizer = self._workload.optimiser(self.model)
+        self._batches: Iterator[tuple[Tensor, Tensor]] = self._workload.batches(group.rank(), group.size())
         # PowerSGD issues collectives from callbacks. With two buckets under way their order differs from rank to rank,
         # which no backend can work with, and Gloo aborts the process: so it gets all gradients in one.
         whole = sum(p.nbytes for p in self.model.parameters()) / (1 << 20) if arm.hook == "powersgd" else None
         self._replica = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=whole,
                                                 gradient_as_bucket_view=bucket_view)
+        self._first = FirstBucket(self.model, workload.first if whole is None else len(list(self.model.parameters())))
         self._state: Any = None
         if arm.hook is not None:
             self._state, hook = _hook(arm.hook, group, bound, k)
             self._replica.register_comm_hook(self._state, hook)
 
-    def step(self) -> None:
-        """One step whole: data, forward, backward (in which DDP exchanges the gradients), optimiser."""
+    def step(self) -> tuple[float, float]:
+        """One step whole: data, forward, backward (in which DDP exchanges the gradients), optimiser.
+
+        Returns when this rank had the gradients of the first bucket, and when it had all of them, exchanged.
+        """
         inputs, targets = next(self._batches)
         self._optimiser.zero_grad(set_to_none=True)
         self._workload.loss(self._replica(inputs), targets).backward()
+        exchanged = time.monotonic()
         self._optimiser.step()
+        return self._first.ready, exchanged
 
     def outcome(self) -> dict[str, Any]:
         """What this rank has: parameters, held-out loss (and accuracy), and how many contributions each mean had.

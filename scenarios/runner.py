@@ -205,12 +205,16 @@ class Runner:
         for step in range(training.warmup, steps or training.steps):
             spans = [result["steps"][step] for result in results]
             began = second(min(start for start, _ in spans)) if second else None
-            self._write(spans, life, campaign, repetition=step, second=began, **point)
+            exchange = None
+            if point.get("in_step", True) and "exchanges" in results[0]:
+                ready, exchanged = zip(*(result["exchanges"][step] for result in results), strict=True)
+                exchange = max(exchanged) - max(ready)
+            self._write(spans, life, campaign, repetition=step, second=began, exchange_seconds=exchange, **point)
 
     def _write_outcomes(self, results: list[Any], campaign: Campaign, **point: Any) -> None:
         """Record what each rank had in the end, and what its backend saw."""
         for rank, result in enumerate(results):
-            reduced = [seen for seen in result["telemetry"] if seen["collective"] == "all_reduce"]
+            reduced = [seen for seen in result["telemetry"] if seen["collective"] in ("all_reduce", "faithful")]
             append(self._directory / "outcomes.jsonl", [Outcome(
                 world_size=len(point["hosts"]), speedup=campaign.speedup, rank=rank, all_reduces=len(reduced) or None,
                 **point, **{name: result.get(name) for name in ("parameters_sha256", "held_out_loss",
