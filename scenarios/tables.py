@@ -204,8 +204,8 @@ def outcomes(results: Results) -> Iterator[Group]:
             groups[outcome.world_size, outcome.arm, outcome.bucket_view].append(outcome)
         for (world_size, arm, view), ranks in groups.items():
             table.add_row(str(world_size), arm, on_off(view), _distinct(str(o.steps) for o in ranks),
-                          _distinct(NONE if o.held_out_loss is None else f"{o.held_out_loss:.6f}" for o in ranks),
-                          *[_distinct(_share(o.held_out_accuracy) for o in ranks)] * accuracy,
+                          _range([o.held_out_loss for o in ranks], "{:.6f}".format),
+                          *[_range([o.held_out_accuracy for o in ranks], "{:.1%}".format)] * accuracy,
                           _distinct(NONE if o.all_reduces is None else str(o.all_reduces) for o in ranks),
                           *[_incorporated(ranks)] * hooked, _agreement(ranks, world_size, keeps))
         yield _titled(f"Training, what the ranks ended with: {_KEPT[keeps]}", table)
@@ -222,8 +222,12 @@ def _by_what_they_keep(points: Iterable[P]) -> Iterator[tuple[Keeps, list[P]]]:
     return ((keeps, of[keeps]) for keeps in Keeps if keeps in of)
 
 
-def _share(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1%}"
+def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str:
+    """The values, where they are few, or from which to which they go."""
+    known = sorted({value for value in values if value is not None})
+    if len({text(value) for value in known}) > 2:
+        return f"{text(known[0])}…{text(known[-1])}"
+    return " / ".join(dict.fromkeys(text(value) for value in known)) or NONE
 
 
 def _incorporated(ranks: Sequence[Outcome]) -> str:
