@@ -13,8 +13,7 @@ from frogtorch import collectives
 from frogtorch.calls import call
 from frogtorch.collectives.fresh_only import fresh_only
 from frogtorch.effects import Newest, Region, Supersede
-from frogtorch.engine import Operation, bind
-from frogtorch.engine import _bytes as bytes_of
+from frogtorch.engine import Operation, bind, bytes_of
 from frogtorch.lanes import WAITING, Lane
 from frogtorch.member import Member
 from frogtorch.memory.cells import Question, Reading

@@ -47,7 +47,7 @@ from frogtorch.memory.wire import encode_name
 from frogtorch.telemetry import Record
 from frogtorch.telemetry.record import REDUCED
 
-__all__ = ["Engine", "Operation", "bind", "engine"]
+__all__ = ["Engine", "Operation", "bind", "bytes_of", "engine"]
 
 EXIT_GRACE = 10.0
 """Seconds that a process which ends without destroying its groups gives its peers to read what it has published."""
@@ -84,7 +84,7 @@ def _tensor(region: Region) -> torch.Tensor:
     return flat if region.count == region.buffer.count else flat[region.lo:region.hi]
 
 
-def _bytes(region: Region) -> memoryview:
+def bytes_of(region: Region) -> memoryview:
     view: memoryview = region.buffer.storage.view
     return view[region.lo * region.itemsize:region.hi * region.itemsize]
 
@@ -291,12 +291,12 @@ class Operation:
         name, region = effect.name, effect.region
         if effect.copy:
             room = self._engine.pool.get(region.nbytes)
-            room.storage.view[:] = _bytes(region)
+            room.storage.view[:] = bytes_of(region)
             self._memory.publish(self.number, name, room.storage.view, effect.readers,
                                  lambda: self._engine.pool.put(room), copied=True)
         else:
             self._lent += 1
-            self._memory.publish(self.number, name, _bytes(region), effect.readers, self._served)
+            self._memory.publish(self.number, name, bytes_of(region), effect.readers, self._served)
         self._record.publish += time.monotonic() - begin
 
     def _read(self, lane: Lane, effect: Read) -> Any:
@@ -304,7 +304,7 @@ class Operation:
         return self._await(lane, reading, self._memory.read(reading, effect.name))
 
     def _reading(self, name: bytes, owner: int, into: Region) -> Reading:
-        return Reading(self.number, name, owner, self.what, _bytes(into), self.tally, self._filled)
+        return Reading(self.number, name, owner, self.what, bytes_of(into), self.tally, self._filled)
 
     def _await(self, lane: Lane, reading: Reading, filled: bool) -> Any:
         if filled:
@@ -332,7 +332,7 @@ class Operation:
         _tensor(effect.into).copy_(_tensor(effect.source))
 
     def _look(self, lane: Lane, effect: Look) -> int:
-        return int.from_bytes(_bytes(effect.region), sys.byteorder, signed=True)
+        return int.from_bytes(bytes_of(effect.region), sys.byteorder, signed=True)
 
     def _stage(self, lane: Lane, effect: Stage) -> Buffer:
         room = self._engine.pool.get(effect.count * effect.itemsize)
@@ -349,7 +349,7 @@ class Operation:
 
     def _send(self, lane: Lane, effect: Send) -> Any:
         name = self._pair("to", effect.kind, effect.to)
-        parcel = Parcel(self.number, name, self.what, _bytes(effect.region), self.tally, self._sent)
+        parcel = Parcel(self.number, name, self.what, bytes_of(effect.region), self.tally, self._sent)
         self._memory.send(parcel, effect.to)
         self._lent += 1
         self._sends[parcel] = lane, effect.to
