@@ -85,6 +85,7 @@ def _tensor(region: Region) -> torch.Tensor:
 
 
 def bytes_of(region: Region) -> memoryview:
+    """The bytes of a region, where they are."""
     view: memoryview = region.buffer.storage.view
     return view[region.lo * region.itemsize:region.hi * region.itemsize]
 
