@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,23 +111,23 @@ class Coordinator:
         return echoes
 
     def _measure(self, request: Request) -> Trial:
-        """Carry out one trial, longer again if its batches differ too much; the one that carried most counts.
-
-        What disturbs, on the machines or in the network, takes from a rate; nothing adds to one for long.
-        """
+        """Carry out one trial, longer again if its batches differ too much; the steadiest one counts."""
         longest = max(max(self._echoes[min(load.pair), max(load.pair)]) for load in request.loads)
         # Several flows take longer to find their shares.
         warm = max(WARM, WARM_TRIPS * longest) * (1 if len(request.loads) == 1 else 2)
         seconds = max(LEAST, TRIPS * longest)
         if request.rough:
             return self._run(request, warm / 2, seconds / 2)
+        def spread(trial: Trial) -> float:
+            total = trial.total()
+            return (total.high - total.value) / total.value if total.value else math.inf
+
         trials = []
         for attempt in range(ATTEMPTS):
             trials.append(self._run(request, warm * 2**attempt, seconds * 2**attempt))
-            total = trials[-1].total()
-            if total.high - total.value <= SPREAD * total.value:
+            if spread(trials[-1]) <= SPREAD:
                 break
-        return max(trials, key=lambda trial: trial.total().value)
+        return min(trials, key=spread)
 
     def _run(self, request: Request, warm: float, seconds: float) -> Trial:
         tokens = [[new_token() for _ in range(load.connections)] for load in request.loads]
