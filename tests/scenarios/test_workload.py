@@ -64,6 +64,19 @@ def test_ddp_on_four_ranks_ends_where_it_is_known_to_end(tmp_path):
     assert all(result["incorporated"] == [4] * 95 for result in ended["faithful"])
 
 
+def test_an_exchange_begins_with_the_first_bucket_and_ends_before_the_step(tmp_path):
+    with Ranks(places(tmp_path, 2, ("shard",))) as ranks:
+        results = ranks.tell("train", arm="shard", steps=3, bucket_view=False, workload="small")
+    for result in results:
+        seen = [one for one in result["telemetry"] if one["collective"] == "all_reduce"]
+        for step in (1, 2):      # after the first, in which DDP has one bucket
+            (start, end), (ready, exchanged) = result["steps"][step], result["exchanges"][step]
+            mine = [one for one in seen if start <= one["start"] <= end]
+            assert [one["nbytes"] for one in mine] == list(SMALL.buckets)
+            assert start < ready <= mine[0]["start"]
+            assert max(one["start"] + one["seconds"] for one in mine) <= exchanged < end
+
+
 def test_ranks_of_all_arms_add_up(tmp_path):
     arms = ("gloo", "gloo2", "shard", "pipelined", "whole", "direct")
     with Ranks(places(tmp_path, 3, arms)) as ranks:
