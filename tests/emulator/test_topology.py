@@ -164,7 +164,7 @@ def test_the_shipped_networks_limit_where_they_say() -> None:
         (True, None, 30e6, 30e6), (False, None, 30e6, 0.7e6), (False, None, 0.7e6, 30e6), (False, None, 0.7e6, 0.7e6)}
     assert rates("uniform-access") == {(True, None, 0.7e6, 0.7e6), (False, None, 0.7e6, 0.7e6)}
     assert rates("seattle-newyork-window") == {(True, 30e6, None, None), (False, None, None, None)}
-    assert rates("shared-uplink") == {(True, 30e6, None, None), (False, 30e6, None, None)}
+    assert rates("shared-uplink") == {(True, 10e6, None, None), (False, 10e6, None, None)}
     uplinks = {group.name: (group.rate, len(group.paths))
                for group in load(ROOT / "topologies/shared-uplink.yaml").groups}
     # Three hosts in Seattle, two in New York, one in Chicago: each talks to those elsewhere.
