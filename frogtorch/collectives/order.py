@@ -12,19 +12,23 @@ segments of B bytes, P of them for each rank's chunk::
 
     M = e · max(1, 1 MiB // e)            N = ⌈max(⌈S/M⌉, 2W) / W⌉ · W      P = N/W      B = ⌈⌈S/N⌉ / e⌉ · e
 
+Its reduce to one rank begins with the same ring, but for the segments: there B comes first, and N follows from it::
+
+    B = ⌈min(⌈S/2W⌉, 1 MiB) / e⌉ · e                N = ⌈max(⌈S/B⌉, 2W) / W⌉ · W
+
 The last chunks are shorter, or empty, where S is no multiple of N·B. The bits are promised for float32 and float64:
 half precision is folded in single here, not so in Gloo; and the maximum of a number and NaN is NaN, there not always.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from frogtorch.effects import Region
 
-__all__ = ["GLOO", "ORDERS", "RANK", "Order", "Piece", "Segments", "segments"]
+__all__ = ["GLOO", "ORDERS", "RANK", "Order", "Piece", "Segments", "reduce_segments", "segments"]
 
 SEGMENT_BYTES = 1 << 20
 """Most bytes of a segment of Gloo's ring."""
@@ -39,11 +43,20 @@ class Segments(NamedTuple):
 
 
 def segments(count: int, itemsize: int, ranks: int) -> Segments:
-    """Cut a tensor of `count` elements of `itemsize` bytes for Gloo's ring of `ranks`."""
+    """Cut a tensor of `count` elements of `itemsize` bytes for the all-reduce of Gloo's ring of `ranks`."""
     most = max(1, SEGMENT_BYTES // itemsize)
     number = max(-(-count // most), 2 * ranks)
     number = -(-number // ranks) * ranks
     return Segments(number, number // ranks, -(-count // number))
+
+
+def reduce_segments(count: int, itemsize: int, ranks: int) -> Segments:
+    """Cut such a tensor for its reduce."""
+    nbytes = min(-(-count * itemsize // (2 * ranks)), SEGMENT_BYTES)
+    size = max(1, -(-nbytes // itemsize))
+    number = max(-(-count // size), 2 * ranks)
+    number = -(-number // ranks) * ranks
+    return Segments(number, number // ranks, size)
 
 
 class Piece(NamedTuple):
@@ -57,6 +70,10 @@ class Piece(NamedTuple):
 class Order(Protocol):
     """An order of summation in a group of `ranks`. The same slices, and the same folds, on every rank."""
 
+    @property
+    def of_reduce(self) -> Order:
+        """The one in which a reduce to one rank sums."""
+
     def slices(self, tensor: Region, ranks: int) -> list[Region]:
         """Adjoining regions, one a rank, of which the first is the longest; some may be empty."""
 
@@ -68,6 +85,10 @@ class Order(Protocol):
 
 
 class _Rank:
+    @property
+    def of_reduce(self) -> Order:
+        return RANK
+
     def slices(self, tensor: Region, ranks: int) -> list[Region]:
         return tensor.split(ranks)
 
@@ -82,8 +103,15 @@ class _Rank:
 
 
 class _Gloo:
+    def __init__(self, segments: Callable[[int, int, int], Segments]) -> None:
+        self._segments = segments
+
+    @property
+    def of_reduce(self) -> Order:
+        return _GLOO_REDUCE
+
     def slices(self, tensor: Region, ranks: int) -> list[Region]:
-        cut = segments(tensor.count, tensor.itemsize, ranks)
+        cut = self._segments(tensor.count, tensor.itemsize, ranks)
         chunk = cut.per_rank * cut.size
         bounds = [min(k * chunk, tensor.count) for k in range(ranks + 1)]
         return [tensor[lo:hi] for lo, hi in pairwise(bounds)]
@@ -100,7 +128,8 @@ class _Gloo:
 
 
 RANK: Order = _Rank()
-GLOO: Order = _Gloo()
+GLOO: Order = _Gloo(segments)
+_GLOO_REDUCE: Order = _Gloo(reduce_segments)
 
 ORDERS: dict[str, Order] = {"rank": RANK, "gloo": GLOO}
 """Orders of summation by the name that the backend's settings use."""

@@ -16,6 +16,7 @@ def reduce(group: Group, tensor: Region, into: Region | None, root: int, op: str
 
     The `tensor` of the other ranks stays as it was. An empty one goes its way too.
     """
+    order = order.of_reduce
     if not group.peers:
         if into is not None and tensor.count:
             yield Copy(tensor, into)

@@ -9,51 +9,55 @@ posted in order when all but the last are done; segments past the end of a short
 
 What is sent in step i >= P was received in step i-P, and P >= 2, so it is there. Checked against the segments and the
 order of summation that the real one was seen to have.
+
+A reduce to one rank is phase 1, of segments of another size, and every rank's chunk straight to the root. Its phase has
+N-2 steps, P-2 too many: in those a rank's reduced chunk goes on to the rank before it, which does not need it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frogtorch.collectives.order import GLOO, segments
+from frogtorch.collectives.order import GLOO, Segments, reduce_segments, segments
 from frogtorch.effects import Collective, Combine, Group, Lane, Receive, Region, Release, Send, Stage, Together
 
 
 def ring(group: Group, tensor: Region, op: str) -> Collective:
     """All-reduce `tensor` in place. `op` combines two parts at a time, so a mean is a sum, divided afterwards."""
     if tensor.count and group.peers:
-        yield from _reduce_scatter(group, tensor, op)
-        yield from _phase(group, tensor, 0, [None, None], op)
+        cut = segments(tensor.count, tensor.itemsize, group.size)
+        steps = cut.number - cut.per_rank
+        yield from _reduce_scatter(group, tensor, cut, steps, op)
+        yield from _phase(group, tensor, cut, steps, 0, [None, None], op)
 
 
 def reduce(group: Group, tensor: Region, root: int, op: str) -> Collective:
     """Reduce every rank's `tensor` into that of `root`; those of the others are worked in."""
     if not tensor.count or not group.peers:
         return
-    yield from _reduce_scatter(group, tensor, op)
-    chunks = GLOO.slices(tensor, group.size)
+    cut = reduce_segments(tensor.count, tensor.itemsize, group.size)
+    yield from _reduce_scatter(group, tensor, cut, cut.number - 2, op)
+    chunks = GLOO.of_reduce.slices(tensor, group.size)
     if group.rank == root:
         yield Together(Receive(p, chunks[p]) for p in range(group.size) if p != root and chunks[p].count)
     elif chunks[group.rank].count:
         yield Send(root, chunks[group.rank])
 
 
-def _reduce_scatter(group: Group, tensor: Region, op: str) -> Collective:
+def _reduce_scatter(group: Group, tensor: Region, cut: Segments, steps: int, op: str) -> Collective:
     """Phase 1: every rank's own chunk is reduced."""
-    size = segments(tensor.count, tensor.itemsize, group.size).size
-    stages = [(yield Stage(size, tensor.itemsize)), (yield Stage(size, tensor.itemsize))]
-    yield from _phase(group, tensor, 1, [stage[:] for stage in stages], op)
+    stages = [(yield Stage(cut.size, tensor.itemsize)), (yield Stage(cut.size, tensor.itemsize))]
+    yield from _phase(group, tensor, cut, steps, 1, [stage[:] for stage in stages], op)
     for stage in stages:
         yield Release(stage)
 
 
-def _phase(group: Group, tensor: Region, ahead: int, buffers: Sequence[Region | None], op: str) -> Collective:
-    """Send segments from the chunk on that is `ahead` of one's own, receive those of the chunk after it.
+def _phase(group: Group, tensor: Region, cut: Segments, steps: int, ahead: int, buffers: Sequence[Region | None],
+           op: str) -> Collective:
+    """In so many steps, send segments from the chunk on that is `ahead` of one's own, and receive from the next on.
 
     They come into the `buffers` in turn, or in place.
     """
-    cut = segments(tensor.count, tensor.itemsize, group.size)
-    steps = cut.number - cut.per_rank
     first = (group.rank + ahead) * cut.per_rank
     done = [False] * steps
     following = 0
