@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scenarios.commands import bench, compose, doctor, down, links, probe, ps, report, rule, run, topology
+from scenarios.commands import bench, compose, doctor, down, links, probe, ps, report, rule, run, scale, topology
 
-COMMANDS = (run, report, bench, topology, links, probe, rule, compose, doctor, ps, down)
+COMMANDS = (run, report, bench, topology, links, probe, rule, scale, compose, doctor, ps, down)
 """In the order of the help."""
 
 _DESCRIPTION = """\

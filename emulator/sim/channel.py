@@ -85,8 +85,8 @@ class Channel:
     `round_trip` after it began to leave. A `cold` connection has slow start (RFC 5681) too: a window of ten segments,
     which grows by what is acknowledged. Without loss it ends only by no longer being the limit.
 
-    `jitter` is drawn from `random` (:func:`emulator.sim.law.held`). Delay, round trip and jitter may be changed; what
-    has left is not touched by that, but nothing overtakes it.
+    `jitter` is drawn from `random`, which it needs (:func:`emulator.sim.law.held`). Delay, round trip and jitter may be
+    changed; what has left is not touched by that, but nothing overtakes it.
     """
 
     __slots__ = ("_arriving", "_began", "_bulk", "_busy", "_congestion", "_dark", "_flow", "_flying", "_leaving",
@@ -105,7 +105,7 @@ class Channel:
         """Called with every message when its first byte leaves."""
         self._network = network
         self._flow = flow
-        self._random = random or Random(0)
+        self._random = random
         self._urgent: list[Message] = []  # lists: a deque takes 600 bytes, and there may be a million channels
         self._bulk: list[Message] = []
         self._busy = False
@@ -220,4 +220,7 @@ class Channel:
         self._network.fire(message.arrived, self._arriving - self.env.now)
 
     def _held(self, packets: int, apart: float) -> float:
-        return held(self.delay, self.jitter, packets, apart, self._random) if self.jitter else self.delay
+        if not self.jitter:
+            return self.delay
+        assert self._random is not None
+        return held(self.delay, self.jitter, packets, apart, self._random)

@@ -75,6 +75,7 @@ class Connections:
         for state in states:
             _check(state, set(hosts))
         self._lossy = {(path.source, path.target) for state in states for path in state.paths if 0 < path.loss < 1}
+        self._jittery = {(path.source, path.target) for state in states for path in state.paths if path.jitter}
         self._become(states[0])
         if topology.timeline:
             env.process(self._follow(topology))
@@ -107,7 +108,7 @@ class Connections:
             trip = paths[0].delay + paths[1].delay
             pair = [Channel(self.network, Flow([*limits[i], *self._law(a, b, paths[i], trip)], limits[1 - i]),
                             paths[i].delay, trip, paths[i].window, self._cold, paths[i].jitter,
-                            Random(f"{self._name} {a} {b} {i}")) for i in range(2)]
+                            self._random(a, b, paths[i])) for i in range(2)]
             if any(path.loss == 1 for path in paths):
                 for channel in pair:
                     channel.cut()
@@ -115,6 +116,11 @@ class Connections:
         if self.log is not None:
             for source, target in ((a, b), (b, a)):
                 self._channels[source, target].watch = partial(self._note, source, target)
+
+    def _random(self, a: int, b: int, path: Path) -> Random | None:
+        """The chance of a path that has jitter at some time, for the connection of these two ranks."""
+        pair = path.source, path.target
+        return Random(f"{self._name} {pair} {a} {b}") if pair in self._jittery else None
 
     def _limits(self, source: str, target: str) -> list[Link]:
         """The links that limit the way from one host to another."""

@@ -6,7 +6,7 @@ own work; lanes of one rank do their own work side by side, or on the one thread
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from simpy import Event, Interrupt, Process, Resource
@@ -83,7 +83,7 @@ class Driver:
             case Publish():
                 return self._publish(effect)
             case Read():
-                return self._read(effect)
+                return _wait(self._read(effect))
             case Combine():
                 return self._combine(effect)
             case Copy():
@@ -114,30 +114,51 @@ class Driver:
         self._rank.publish((self._number, effect.name), Cell(effect.region.nbytes, effect.readers, effect.copy))
         self.account.publish += self._env.now - began
 
-    def _read(self, effect: Read) -> Steps:
-        message, nbytes = yield self._rank.ask((self._number, effect.name), effect.owner, effect.into.nbytes)
+    def _read(self, effect: Read) -> Event:
+        """Begin to read; returns the event that it is done. No generator: a rank may read from a thousand at a time."""
+        done = self._env.event()
+        key = self._number, effect.name
+        coming = self._rank.ask(key, effect.owner, effect.into.nbytes)
+        _when(coming, lambda _: self._sent(effect, coming.value, done))
+        return done
+
+    def _sent(self, effect: Read, sent: Any, done: Event) -> None:
+        """What is read is on its way: a message, with its payload's size."""
+        message, nbytes = sent
+        self._rank.forget(effect.owner, (self._number, effect.name))
         if nbytes != effect.into.nbytes:
-            raise ValueError(f"rank {self._rank.rank} reads {effect.name!r} of rank {effect.owner} into "
-                             f"{effect.into.nbytes} bytes, but it has {nbytes}")
-        yield from self._take(effect.owner, message, nbytes, effect.name[0] == SUM)
+            done.fail(ValueError(f"rank {self._rank.rank} reads {effect.name!r} of rank {effect.owner} into "
+                                 f"{effect.into.nbytes} bytes, but it has {nbytes}"))
+            return
+        taken = self._env.now
+        _when(message.arrived, lambda _: self._got(effect, message, taken, done))
+
+    def _got(self, effect: Read, message: Message, taken: float, done: Event) -> None:
+        """What is read is there."""
+        self._count(effect.owner, message, effect.into.nbytes, taken, effect.name[0] == SUM)
+        seconds = self._costs.message
+        if self._thread is None:
+            self._rank.connections.network.fire(done, seconds)
+        else:
+            _when(self._thread.work(seconds), lambda _: done.succeed())
 
     def _receive(self, effect: Receive) -> Steps:
         message = yield from self._sending.receive(self._rank, self._number, effect)
-        yield from self._take(effect.source, message, effect.into.nbytes, effect.kind == SUM)
-
-    def _take(self, source: int, message: Message, nbytes: int, reduced: bool = False) -> Steps:
-        """Wait until a message is in, and count it."""
-        account, taken = self.account, self._env.now
+        taken = self._env.now
         yield message.arrived
+        self._count(effect.source, message, effect.into.nbytes, taken, effect.kind == SUM)
+        yield from self._work(self._costs.message)
+
+    def _count(self, source: int, message: Message, nbytes: int, taken: float, reduced: bool) -> None:
+        """Count a message that is there; `taken` is when somebody began to look at it."""
         assert message.first is not None
-        first = max(taken, message.first)  # a message may have come before anybody looked
+        account, first = self.account, max(taken, message.first)
         peer = account.peers.setdefault(source, Peer(wait=first - account.start))
         peer.wait = min(peer.wait, first - account.start)
         if reduced and (account.reduced is None or first < account.reduced):
             account.reduced = first
         peer.transfer = self._env.now - account.start - peer.wait
         peer.bytes += nbytes
-        yield from self._work(self._costs.message)
 
     def _combine(self, effect: Combine) -> Steps:
         yield from self._work(self._costs.combine * effect.into.nbytes * max(1, len(effect.parts) - 1))
@@ -162,13 +183,14 @@ class Driver:
 
     def _together(self, effect: Together) -> Steps:
         turns = Resource(self._env, effect.width) if effect.width is not None else None
-        lanes = [self._env.process(self._lane(lane, turns)) for lane in effect.lanes]
+        lanes = [self._read(lane) if turns is None and isinstance(lane, Read)
+                 else self._env.process(self._lane(lane, turns)) for lane in effect.lanes]
         try:
-            done = yield self._env.all_of(lanes)
+            yield self._env.all_of(lanes)
         except BaseException:
             _stop(lanes)
             raise
-        return [done[lane] for lane in lanes]
+        return [lane.value for lane in lanes]
 
     def _lane(self, lane: Lane, turns: Resource | None) -> Steps:
         steps = self._drive(lane) if isinstance(lane, Generator) else self._perform(lane)
@@ -179,9 +201,21 @@ class Driver:
             return (yield from steps)
 
 
-def _stop(lanes: Iterable[Process]) -> None:
+def _wait(event: Event) -> Steps:
+    return (yield event)
+
+
+def _when(event: Event, act: Callable[[Any], Any]) -> None:
+    """Act when an event happens, or now if it has."""
+    if event.callbacks is None:
+        act(event)
+    else:
+        event.callbacks.append(act)
+
+
+def _stop(lanes: Iterable[Event]) -> None:
     """Close lanes, one of which has failed."""
     for lane in lanes:
-        if lane.is_alive:
+        if isinstance(lane, Process) and lane.is_alive:
             lane.interrupt()
         lane.defused = True

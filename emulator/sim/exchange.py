@@ -49,6 +49,8 @@ class Outcome:
     """What each rank got from each other rank."""
     memory: tuple[int, ...]
     """Most bytes that stages and copied cells held at one time."""
+    events: int
+    """How many the simulation took."""
 
 
 def all_reduce(topology: Topology, hosts: Sequence[str], arm: str, nbytes: int, itemsize: int = 4,
@@ -97,7 +99,7 @@ def _outcome(world: World, drivers: Sequence[Sequence[Driver]], ends: Sequence[f
         messages=tuple(world.connections.messages()),
         phases=tuple(tuple(_phases(driver) for driver in own) for own in drivers),
         peers=tuple(tuple(driver.account.peers for driver in own) for own in drivers),
-        memory=tuple(rank.memory_peak for rank in world.ranks))
+        memory=tuple(rank.memory_peak for rank in world.ranks), events=world.events)
 
 
 def _phases(driver: Driver) -> Phases:

@@ -127,7 +127,13 @@ class Rank:
 
     def incoming(self, owner: int, key: Key) -> Event:
         """Return the event that fires when `owner` sends the cell."""
-        return self._incoming.setdefault((owner, key), self.env.event())
+        if (owner, key) not in self._incoming:
+            self._incoming[owner, key] = self.env.event()
+        return self._incoming[owner, key]
+
+    def forget(self, owner: int, key: Key) -> None:
+        """What `owner` has sent under this name was looked at, and nobody will again."""
+        del self._incoming[owner, key]
 
     def _asked(self, key: Key, reader: int) -> None:
         cell = self._cells.get(key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from simpy import Environment, Event, Process, Resource
@@ -49,6 +51,8 @@ class World:
         self._cores = None if costs.cores is None else Cores(self.env, costs.cores, self.size)
         self._sending = Handshake(self.env) if arm == "gloo" else Plain(self.env)
         self._rounds = [0] * self.size
+        self.events = 0
+        """How many the simulation took."""
 
     def collective(self, rank: int, make: Callable[[Group], Collective], drivers: list[Driver],
                    ) -> Generator[Event, Any, float]:
@@ -102,8 +106,10 @@ class World:
         """
         processes: list[Process] = [self.env.process(step) for step in steps]
         done = self.env.all_of(processes)
-        while not done.triggered and self.env.peek() < float("inf"):
-            self.env.step()
+        with _without_collection():
+            while not done.triggered and self.env.peek() < float("inf"):
+                self.env.step()
+                self.events += 1
         for process in processes:
             if process.triggered and not process.ok:
                 error: Any = process.value
@@ -111,6 +117,18 @@ class World:
         if waiting := [rank for rank, process in enumerate(processes) if process.is_alive]:
             raise RuntimeError(f"{self.arm}: ranks {waiting} of {self.size} wait for ever")
         return [process.value for process in processes]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Do without Python's search for cycles: a world has hardly any, and a million objects to search."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _algorithm(arm: str) -> Callable[[Group, Region, str], Collective]:

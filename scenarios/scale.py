@@ -1,0 +1,168 @@
+"""How large a world the simulator can take: one all-reduce of each arm on generated networks; and studies of many.
+
+A generated network has W hosts in about √W sites. Sites lie at random in a square that light in glass crosses in 40 ms;
+a path between two sites is 10 ms to 80 ms long by their distance, and its rate is drawn from a heavy tail (Pareto's
+distribution of shape 1.2 above 0.5 MB/s, cut off at 125 MB/s), each direction for itself. Inside a site paths have
+125 MB/s and 0.1 ms. All of it comes from a seed.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from random import Random
+from typing import TypeVar
+
+from rich.table import Table
+
+from emulator import sim
+from emulator.topology import Host, Path, Topology
+from emulator.units import format_size
+from scenarios.records import Record
+
+Scenario = TypeVar("Scenario")
+Result = TypeVar("Result")
+
+LAN_RATE, LAN_DELAY = 125e6, 1e-4
+LEAST_RATE, TAIL = 0.5e6, 1.2
+NEAR, SIDE = 10e-3, 50e-3
+"""Seconds: the delay of two sites at one place, and the side of the square in which they lie."""
+
+
+def generate(hosts: int, seed: int) -> Topology:
+    """Return a network of so many hosts."""
+    random = Random(f"{hosts} {seed}")
+    sites = max(1, round(math.sqrt(hosts)))
+    places = [(random.uniform(0, SIDE), random.uniform(0, SIDE)) for _ in range(sites)]
+    members = [i * sites // hosts for i in range(hosts)]
+
+    def path(a: int, b: int) -> Path:
+        names, ends = (f"host-{a}", f"host-{b}"), (members[a], members[b])
+        if ends[0] == ends[1]:
+            return Path(*names, LAN_RATE, LAN_DELAY)
+        return Path(*names, min(LAN_RATE, LEAST_RATE * random.paretovariate(TAIL)),
+                    NEAR + math.dist(*(places[site] for site in ends)))
+
+    return Topology(f"generated-{hosts}-{seed}", "generated", tuple(
+        Host(f"host-{i}", f"site-{site}") for i, site in enumerate(members)),
+        tuple(path(a, b) for a in range(hosts) for b in range(hosts) if a != b), (), "cubic", f"{hosts} {seed}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One all-reduce of `nbytes` bytes on a generated network."""
+
+    arm: str
+    world_size: int
+    nbytes: int
+    seed: int
+
+
+class Scale(Record):
+    """What simulating a case took, and what came out."""
+
+    arm: str
+    world_size: int
+    nbytes: int
+    seed: int
+    simulated: float
+    """Seconds of the collective."""
+    wall: float
+    """Seconds of simulating it, the network not counted."""
+    events: int
+    messages: int
+    peak_bytes: int
+    """The most memory that the process has had so far."""
+
+    @property
+    def events_per_second(self) -> float:
+        """Events simulated in a second."""
+        return self.events / self.wall
+
+
+def run(case: Case) -> Scale:
+    """Simulate one all-reduce. Raises ValueError for an arm that the simulator does not know."""
+    topology = generate(case.world_size, case.seed)
+    hosts = [host.name for host in topology.hosts]
+    start = time.perf_counter()
+    outcome = sim.all_reduce(topology, hosts, case.arm, case.nbytes)
+    wall = time.perf_counter() - start
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) counts KiB on Linux
+    return Scale(arm=case.arm, world_size=case.world_size, nbytes=case.nbytes, seed=case.seed,
+                 simulated=outcome.seconds, wall=wall, events=outcome.events, messages=sum(outcome.messages),
+                 peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def study(function: Callable[[Scenario], Result], scenarios: Sequence[Scenario],
+          executor: Executor) -> Iterator[tuple[Scenario, Result]]:
+    """Apply a function to every scenario by an executor; yields each with its result as they are done.
+
+    The executor is whatever fulfils :mod:`concurrent.futures`: this machine's processes, or a cluster by the one that
+    an engine brings. What the function raises is raised, and what has not begun is then not begun.
+    """
+    futures = {executor.submit(function, scenario): scenario for scenario in scenarios}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def growth(results: Iterable[Scale]) -> dict[str, float]:
+    """By arm, the power of W with which the time of simulating grows, from its smallest to its largest world.
+
+    Arms with one world are left out.
+    """
+    by_arm: dict[str, dict[int, float]] = {}
+    for result in results:
+        by_arm.setdefault(result.arm, {})[result.world_size] = result.wall
+    return {arm: math.log(walls[max(walls)] / walls[min(walls)]) / math.log(max(walls) / min(walls))
+            for arm, walls in by_arm.items() if len(walls) > 1}
+
+
+@contextmanager
+def workers(jobs: int, cluster: str | None) -> Iterator[Executor]:
+    """An executor: so many processes of this machine, or the cluster whose scheduler is at that address.
+
+    One process alone is a new one for each case, so that its memory is that case's. Raises RuntimeError without Dask's
+    distributed, which has an executor of its own for its clusters.
+    """
+    if cluster is None:
+        with ProcessPoolExecutor(jobs, get_context("spawn"), _die_silently,
+                                 max_tasks_per_child=1 if jobs == 1 else None) as pool:
+            yield pool
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise RuntimeError("a cluster needs Dask's distributed: pip install -e '.[testbed,cluster]'") from None
+    with Client(cluster) as client, client.get_executor() as pool:
+        yield pool
+
+
+def _die_silently() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all; who began it speaks
+
+
+def table(results: Sequence[Scale]) -> Table:
+    """Show what simulating took: a row a case, and the growth of each arm."""
+    power = growth(results)
+    found = Table("arm", "W", "seed", "simulated", "took", "events", "events/s", "messages", "memory", "growth",
+                  title="one all-reduce, simulated", title_justify="left")
+    for column in found.columns[1:]:
+        column.justify = "right"
+    for result in sorted(results, key=lambda result: (result.arm, result.world_size, result.seed)):
+        found.add_row(result.arm, str(result.world_size), str(result.seed), f"{result.simulated:.3f} s",
+                      f"{result.wall:.2f} s", f"{result.events:,}", f"{result.events_per_second:,.0f}",
+                      f"{result.messages:,}", format_size(result.peak_bytes),
+                      f"W^{power[result.arm]:.2f}" if result.arm in power else "")
+    return found
