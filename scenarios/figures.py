@@ -48,7 +48,7 @@ def draw(results: Results, directory: Path) -> list[Path]:
     figures = {}
     if results.fits:
         figures |= {"times.png": times(results, styles), "slopes.png": slopes(results, styles)}
-    if results.courses:
+    if results.histories:
         figures["steps.png"] = steps(results, styles)
     files = []
     for name, figure in figures.items():
@@ -127,22 +127,22 @@ def slopes(results: Results, styles: dict[str, Style]) -> Figure:
 
 def steps(results: Results, styles: dict[str, Style]) -> Figure:
     """Seconds of each step over the second of the timeline at which it begins, a panel a training; changes as lines."""
-    count = len(results.courses)
+    count = len(results.histories)
     figure = Figure(figsize=(8, 0.6 + 2.2 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False, sharex=True, sharey=True).flat
-    for course, axes in zip(results.courses, panels, strict=True):
-        arm = course.row.arm
+    for history, axes in zip(results.histories, panels, strict=True):
+        arm = history.row.arm
         for moment in results.scenario.topology.timeline.moments:
             axes.axvline(moment, color="0.8", linewidth=0.8, zorder=0)
-        predicted = [(step.predicted_second, step.predicted) for step in course.steps if step.predicted is not None]
+        predicted = [(step.predicted_second, step.predicted) for step in history.steps if step.predicted is not None]
         if predicted:
             axes.plot(*zip(*predicted, strict=True), linestyle="none", marker=styles[arm].cross, markersize=9,
                       color=styles[arm].color, label=f"{arm}: predicted")
-        axes.plot([step.measured_second for step in course.steps], [step.measured for step in course.steps],
+        axes.plot([step.measured_second for step in history.steps], [step.measured for step in history.steps],
                   marker=styles[arm].marker, markersize=5, markerfacecolor="none", **styles[arm].line,
                   label=f"{arm}: measured")
-        view = "" if course.row.bucket_view is None else f", bucket view {'on' if course.row.bucket_view else 'off'}"
-        axes.set_title(f"{arm}, W = {course.row.world_size}{view}", fontsize="medium")
+        view = "" if history.row.bucket_view is None else f", bucket view {'on' if history.row.bucket_view else 'off'}"
+        axes.set_title(f"{arm}, W = {history.row.world_size}{view}", fontsize="medium")
         axes.set_yscale("log")
         for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             which(StrMethodFormatter("{x:g}"))

@@ -13,7 +13,7 @@ from scenarios.compare import BASES, Errors, Row, compare, errors
 from scenarios.records import Applied, Collective, Fidelity, Measurement, Outcome, Prediction, R, RecordError, load
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.scenario import load as load_scenario
-from scenarios.steps import Course, courses
+from scenarios.steps import History, histories
 from scenarios.theory import Theory, ratio, theory
 from scenarios.verdict import Verdict, verdict
 
@@ -56,7 +56,7 @@ class Results:
     errors: tuple[Errors, ...]
     outcomes: tuple[Outcome, ...]
     collectives: tuple[Collective, ...]
-    courses: tuple[Course, ...]
+    histories: tuple[History, ...]
     """On a network that changes: its trainings, step by step."""
     applied: tuple[Applied, ...]
 
@@ -78,7 +78,7 @@ class Results:
             _optional(directory / "outcomes.jsonl", Outcome),
             tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
                   for line in load(file, Collective)),
-            tuple(courses(scenario.topology, rows, load(directory / "predictions.jsonl", Prediction)))
+            tuple(histories(scenario.topology, rows, load(directory / "predictions.jsonl", Prediction)))
             if scenario.topology.timeline else (),
             _optional(directory / "applied.jsonl", Applied))
 

@@ -33,14 +33,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Course:
+class History:
     """A training, and its measured steps."""
 
     row: Row
     steps: tuple[Step, ...]
 
 
-def courses(topology: Topology, rows: Iterable[Row], predictions: Sequence[Prediction]) -> Iterator[Course]:
+def histories(topology: Topology, rows: Iterable[Row], predictions: Sequence[Prediction]) -> Iterator[History]:
     """The trainings among the rows, step by step; `predictions` are those that the rows were joined from."""
     predicted = {prediction.key: prediction.detail.get("steps") for prediction in predictions}
     for row in rows:
@@ -54,7 +54,7 @@ def courses(topology: Topology, rows: Iterable[Row], predictions: Sequence[Predi
             ends = measurement.second + measurement.clock_seconds * measurement.speedup
             steps.append(Step(measurement.repetition, second, seconds, measurement.second, measurement.seconds,
                               "; ".join(_meanwhile(topology, measurement.second, ends))))
-        yield Course(row, tuple(steps))
+        yield History(row, tuple(steps))
 
 
 def _meanwhile(topology: Topology, begins: float, ends: float) -> Iterator[str]:

@@ -258,16 +258,16 @@ def _distinct(texts: Iterable[str]) -> str:
 
 def steps(results: Results) -> Iterator[Group]:
     """Each training on a network that changes, step by step, beside the network."""
-    for course in results.courses:
+    for history in results.histories:
         table = _table("step", "begins, predicted", "measured", "takes, predicted", "measured", "error", "network")
-        for step in course.steps:
+        for step in history.steps:
             table.add_row(str(step.number), *(NONE if second is None else f"{second:.1f}"
                                               for second in (step.predicted_second, step.measured_second)),
                           NONE if step.predicted is None else time(step.predicted), time(step.measured),
                           _error(step.error), step.network)
-        view = "" if course.row.bucket_view is None else f", bucket view {on_off(course.row.bucket_view)}"
-        yield _titled(f"Training step by step, {course.row.arm}, W = {course.row.world_size}{view}: begins at a second "
-                      "of the timeline, takes seconds of a step", table)
+        view = "" if history.row.bucket_view is None else f", bucket view {on_off(history.row.bucket_view)}"
+        yield _titled(f"Training step by step, {history.row.arm}, W = {history.row.world_size}{view}: seconds of the "
+                      "timeline at which a step begins, and seconds that it takes", table)
 
 
 def applied(results: Results) -> Group:

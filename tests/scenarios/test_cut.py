@@ -67,4 +67,4 @@ def test_a_cut_shows_in_measured_and_predicted_steps_alike(tmp_path):
         (arm, second, tuple(f"{path}: rate {now} ({then} before)" for path in ("one -> far", "far -> one")))
         for arm in ("gloo", "shard") for second, now, then in ((10, "1 MB/s", "10 MB/s"), (50, "10 MB/s", "1 MB/s"))]
     assert all(a.late > 0 for a in applied)
-    assert "step by step" in done.stdout
+    assert "Training step by step, shard, W = 2" in done.stdout

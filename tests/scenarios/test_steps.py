@@ -14,7 +14,7 @@ from scenarios.compare import join
 from scenarios.predict import predict
 from scenarios.records import Measurement, Prediction
 from scenarios.scenario import load as load_scenario
-from scenarios.steps import courses
+from scenarios.steps import histories
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -106,12 +106,12 @@ def test_each_step_is_beside_its_prediction_and_the_network(tmp_path):
     measured = [Measurement(**point, arm="shard", repetition=number, second=second, clock_seconds=clock,
                             seconds=seconds, rank_seconds=(clock, clock), prediction="d")
                 for number, second, clock, seconds in ((1, 9.5, 1, 9), (2, 19.5, 1.5, 18), (3, 34.5, 1, 9.9))]
-    course, = courses(topology, join(predictions, measured, "d"), predictions)
-    assert (course.row.arm, course.row.world_size) == ("shard", 2)
+    history, = histories(topology, join(predictions, measured, "d"), predictions)
+    assert (history.row.arm, history.row.world_size) == ("shard", 2)
     assert [(step.number, step.predicted_second, step.predicted, step.measured_second, step.measured)
-            for step in course.steps] == [(1, 10, 9, 9.5, 9), (2, 20, 20, 19.5, 18), (3, 41, 9, 34.5, 9.9)]
-    assert course.steps[2].error == pytest.approx(math.log(1.1))
-    assert [step.network for step in course.steps] == [
+            for step in history.steps] == [(1, 10, 9, 9.5, 9), (2, 20, 20, 19.5, 18), (3, 41, 9, 34.5, 9.9)]
+    assert history.steps[2].error == pytest.approx(math.log(1.1))
+    assert [step.network for step in history.steps] == [
         "as at second 0; traffic far -> one",
         "as at second 0; from 20 s on 2 paths: rate 0.2 MB/s (2 MB/s before); "
         "from 30 s on far -> one: rate 0.2 MB/s (2 MB/s before); traffic far -> one",
