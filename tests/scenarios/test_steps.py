@@ -1,5 +1,6 @@
 """Steps beside the network that they ran on."""
 
+import io
 import math
 import statistics
 import subprocess
@@ -7,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from emulator.ethernet import PAYLOAD
 from emulator.topology import load
 from scenarios.compare import join
 from scenarios.predict import predict
-from scenarios.records import Measurement, Prediction
+from scenarios.records import Applied, Measurement, Prediction, append, sha256
+from scenarios.records import load as load_records
+from scenarios.report import report
 from scenarios.scenario import load as load_scenario
 from scenarios.steps import histories
 
@@ -116,3 +120,31 @@ def test_each_step_is_beside_its_prediction_and_the_network(tmp_path):
         "as at second 0; from 20 s on 2 paths: rate 0.2 MB/s (2 MB/s before); "
         "from 30 s on far -> one: rate 0.2 MB/s (2 MB/s before); traffic far -> one",
         "far -> one: rate 0.2 MB/s (2 MB/s before); from 40 s on 2 limits are not as at second 0"]
+
+
+def test_the_report_shows_steps_and_what_was_applied(tmp_path):
+    scenario = predicted(tmp_path)
+    append(tmp_path / "predictions.jsonl", predict(scenario))
+    predictions = load_records(tmp_path / "predictions.jsonl", Prediction)
+    for p in predictions:
+        point = {"arm": p.arm, "world_size": 2, "hosts": p.hosts, "workload": "training", "nbytes": p.nbytes,
+                 "bucket_view": p.bucket_view, "speedup": 10}
+        append(tmp_path / "measurements.jsonl", [
+            Measurement(**point, repetition=step, second=second, seconds=2 * seconds, clock_seconds=seconds / 10,
+                        rank_seconds=(seconds / 10,) * 2, prediction=sha256(tmp_path / "predictions.jsonl"))
+            for step, (second, seconds) in enumerate(p.detail["steps"]) if step])
+        done = {"campaign": 0, "speedup": 10, "arm": p.arm, "world_size": 2, "bucket_view": p.bucket_view}
+        append(tmp_path / "applied.jsonl", [
+            Applied(**done, what=("traffic three -> one, 1 MB/s",), second=1, applied_second=1.5, ended_second=2,
+                    received_bytes=500_000),
+            Applied(**done, what=("one -> two: rate 1 MB/s (10 MB/s before)",), second=4, applied_second=4.25)])
+    shown, _ = report(tmp_path)
+    console = Console(width=160, file=io.StringIO())
+    console.print(shown)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    begins, takes = predictions[1].detail["steps"][4]
+    assert (f"4 {begins:.1f} {begins:.1f} {takes:.3f} {2 * takes:.3f} +100.0% 2 paths: rate 1 MB/s (10 MB/s before)"
+            in lines)
+    # A quarter of a second late in the timeline's time is 25 ms by the clock.
+    assert "2 shard off 1 25.0 25.0 traffic three -> one, 1 MB/s: 500 kB arrived from 1.5 to 2.0 s" in lines
+    assert (tmp_path / "steps.png").stat().st_size > 0
