@@ -15,7 +15,7 @@ from emulator.sim.channel import Message
 from emulator.sim.cores import Thread
 from emulator.sim.rank import Account, Cell, Costs, Peer, Rank
 from emulator.sim.sending import Plain
-from frogtorch.collectives.shard import SUM
+from frogtorch.collectives.interest import SUMS
 from frogtorch.effects import (
     Buffer,
     Collective,
@@ -135,7 +135,7 @@ class Driver:
 
     def _got(self, effect: Read, message: Message, taken: float, done: Event) -> None:
         """What is read is there."""
-        self._count(effect.owner, message, effect.into.nbytes, taken, effect.name[0] == SUM)
+        self._count(effect.owner, message, effect.into.nbytes, taken, effect.name[0] in SUMS)
         seconds = self._costs.message
         if self._thread is None:
             self._rank.connections.network.fire(done, seconds)
@@ -146,7 +146,7 @@ class Driver:
         message = yield from self._sending.receive(self._rank, self._number, effect)
         taken = self._env.now
         yield message.arrived
-        self._count(effect.source, message, effect.into.nbytes, taken, effect.kind == SUM)
+        self._count(effect.source, message, effect.into.nbytes, taken, effect.kind in SUMS)
         yield from self._work(self._costs.message)
 
     def _count(self, source: int, message: Message, nbytes: int, taken: float, reduced: bool) -> None:

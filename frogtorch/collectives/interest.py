@@ -35,6 +35,9 @@ FOR_ONE = ("ars", "rds", "rdr", "rsc", "gth", "sct", "a2a", "msg")
 FOR_ALL = ("arr", "whl", "bct", "agt", "len", "ent", "bar")
 """Kinds of cells that every other rank reads."""
 
+SUMS = ("arr", "rdr")
+"""Kinds of cells that hold a sum: what the second phase of an all-reduce, and of a reduce, reads."""
+
 
 def interests(rank: int) -> frozenset[Interest]:
     """What rank `rank` of a group reads in every collective: what is for it alone, and what is for all."""

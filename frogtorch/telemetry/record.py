@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from frogtorch.collectives.shard import SUM
+from frogtorch.collectives.interest import SUMS
 from frogtorch.memory.cells import Reading, Span, Tally
 from frogtorch.memory.endpoint import Endpoint
 
-REDUCED = f"{SUM}.".encode()
+REDUCED = tuple(f"{kind}.".encode() for kind in SUMS)
 """What the names of reduced cells begin with: those that the second phase reads."""
 
 _WALL_NS = time.time_ns() - time.monotonic_ns()

@@ -70,6 +70,22 @@ def test_what_is_offered_and_sent_to_whom(ranks):
         assert sent["payload_offered"] == (3600 if rank == 1 else 0)
 
 
+def test_the_root_of_a_reduce_reads_sums_in_its_second_phase(ranks):
+    def run(rank, size):
+        dist.reduce(torch.ones(30_000), 1)
+        (seen,) = dist.distributed_c10d._get_default_group().telemetry.take()
+        return seen
+
+    for rank, seen in enumerate(ranks(3, run)):
+        # A third of 120 kB: contributions to our slice from both others; at the root the two sums of the others, too.
+        phases = {phase: {int(peer): one[phase] and one[phase]["bytes"] for peer, one in seen["peers"].items()}
+                  for phase in ("phase1", "phase2")}
+        others = [peer for peer in range(3) if peer != rank]
+        assert phases == {"phase1": dict.fromkeys(others, 40_000),
+                          "phase2": dict.fromkeys(others, 40_000 if rank == 1 else None)}
+        assert (seen["phase2"] is None) == (rank != 1)
+
+
 def test_a_message_has_a_record(ranks):
     def run(rank, size):
         if rank == 0:
