@@ -160,11 +160,21 @@ def test_accesses_and_groups_change_too(world):
         assert watched.resent == 0
 
 
+def assert_round_trips(network, seconds, tolerance):
+    expected = {("a", "b"): seconds, ("b", "a"): seconds}
+    # A busy machine can hold up one measurement; a wrong delay stays wrong.
+    for _ in range(3):
+        found = round_trips(network.namespaces, network.addresses, expected, 31)
+        if found == pytest.approx(expected, abs=tolerance):
+            return
+    assert found == pytest.approx(expected, abs=tolerance)
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("engine", ENGINES)
 def test_packets_keep_their_order_when_a_delay_shrinks_and_their_calibration_stays(world, engine):
-    made = world("  - {between: [a, b], delay: 60 ms}\n")
-    short = altered(altered(made, ("a", "b"), delay=0.01), ("b", "a"), delay=0.01)
+    made = world("  - {between: [a, b], delay: 20 ms}\n")
+    short = altered(altered(made, ("a", "b"), delay=0.005), ("b", "a"), delay=0.005)
     with Network(made, f"change-{engine}-{os.getpid()}", engine=engine) as network:
         sender = network.namespaces["a"].socket(socket.SOCK_DGRAM)
         receiver = network.namespaces["b"].socket(socket.SOCK_DGRAM)
@@ -179,10 +189,8 @@ def test_packets_keep_their_order_when_a_delay_shrinks_and_their_calibration_sta
                     network.change(short)
             got = [struct.unpack("!I", receiver.recv(4))[0] for _ in range(400)]
         assert got == list(range(400))
-        expected = {("a", "b"): 0.02, ("b", "a"): 0.02}
-        found = round_trips(network.namespaces, network.addresses, expected, 41)
-        # 0.3 ms is what a path may be off; without the calibration an engine adds about that to each way.
-        assert found == pytest.approx(expected, abs=0.3e-3)
+        # Within what a path may be off; without the calibration an engine adds about that to each way.
+        assert_round_trips(network, 0.01, 0.3e-3)
 
 
 @pytest.mark.root
@@ -193,11 +201,9 @@ def test_a_path_that_was_too_short_to_be_held_becomes_long(world, engine):
     with Network(made, f"change-{engine}-{os.getpid()}", engine=engine) as network:
         assert ("a", "b") not in network.engine.held
         network.change(long)
-        expected = {("a", "b"): 0.02, ("b", "a"): 0.02}
-        assert round_trips(network.namespaces, network.addresses, expected, 21) == pytest.approx(expected, abs=0.6e-3)
+        assert_round_trips(network, 0.02, 0.6e-3)      # it had no calibration of its own
         network.change(made)
-        expected = {("a", "b"): 0.0, ("b", "a"): 0.0}
-        assert round_trips(network.namespaces, network.addresses, expected, 21) == pytest.approx(expected, abs=0.6e-3)
+        assert_round_trips(network, 0.0, 0.6e-3)
 
 
 @pytest.mark.root
