@@ -264,7 +264,7 @@ def test_a_window_that_tcp_cannot_have_is_refused(tmp_path):
 
 def test_without_root_one_sentence_says_so(world, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LinkError, match="needs root, or .*; run the same command with sudo"):
+    with pytest.raises(LinkError, match=r"needs root, or .*; run the same command with sudo"):
         Network(world, RUN).up()
 
 
