@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -141,8 +142,12 @@ class Coordinator:
         self._ask({name: {"do": "expect", "tokens": shown} for name, shown in expected.items()})
         self._ask({name: {"do": "connect", "flows": wanted} for name, wanted in flows.items()})
         begun = datetime.now(UTC).isoformat(timespec="milliseconds")
-        answers = self._ask({name: {"do": "go", "warm": warm, "seconds": seconds, "batches": BATCHES}
-                             for name in flows}, patience=warm + 2 * seconds)
+        # All have begun before one counts, and none stops before all have counted.
+        self._ask({name: {"do": "go"} for name in flows})
+        time.sleep(warm)
+        answers = self._ask({name: {"do": "count", "seconds": seconds, "batches": BATCHES} for name in flows},
+                            patience=2 * seconds)
+        self._ask({name: {"do": "stop"} for name in flows})
         found: dict[int, list[Message]] = {}
         for answer in answers.values():
             for connection in answer["connections"]:

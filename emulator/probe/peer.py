@@ -107,7 +107,7 @@ class Peer:
         self._secret = b""
         self._commands: dict[str, Callable[..., Message | None]] = {
             "open": self._open, "loopback": self._loopback, "echoes": self._echoes, "expect": self._expect,
-            "connect": self._connect, "go": self._go}
+            "connect": self._connect, "go": self._go, "count": self._count, "stop": self._stop}
         self._trial: _Run | None = None
 
     def serve(self) -> None:
@@ -123,7 +123,6 @@ class Peer:
                 if self._trial is not None and self._trial.step():
                     self._channel.send(self._trial.result())
                     self._trial = None
-                    self._drop_sources()
 
     def _obey(self) -> None:
         message = self._channel.receive(_PATIENCE)
@@ -203,10 +202,27 @@ class Peer:
                 sock.setblocking(False)
         return {}
 
-    def _go(self, warm: float, seconds: float, batches: int) -> None:
-        self._trial = _Run(self._sources, warm, seconds, batches)
+    def _go(self) -> Message:
+        """Send all that goes, until it is time to stop."""
         for source in self._sources:
-            self._selector.register(source.sock, selectors.EVENT_WRITE, lambda source=source: _send(source.sock))
+            self._selector.register(source.sock, selectors.EVENT_WRITE, lambda source=source: self._push(source))
+        return {}
+
+    def _push(self, source: Source) -> None:
+        if source not in self._sources:      # dropped since it was found ready
+            return
+        try:
+            _send(source.sock)
+        except OSError:      # the sink is gone; what was counted will show it
+            self._selector.unregister(source.sock)
+
+    def _count(self, seconds: float, batches: int) -> None:
+        """Look at the progress for so long; the answer comes then."""
+        self._trial = _Run(self._sources, seconds, batches)
+
+    def _stop(self) -> Message:
+        self._drop_sources()
+        return {}
 
     def _drop_sources(self) -> None:
         for source in self._sources:
@@ -259,12 +275,12 @@ class Peer:
 
 
 class _Run:
-    """A trial under way: when to look at each connection, and what was seen."""
+    """Counting under way: when to look at each connection, and what was seen."""
 
-    def __init__(self, sources: list[Source], warm: float, seconds: float, batches: int) -> None:
+    def __init__(self, sources: list[Source], seconds: float, batches: int) -> None:
         self._sources = sources
-        self._begun = time.monotonic()
-        self._moments = [self._begun + warm + seconds * number / batches for number in range(batches + 1)]
+        begun = time.monotonic()
+        self._moments = [begun + seconds * number / batches for number in range(batches + 1)]
         self._slack = seconds / batches / 4
         self._left: list[Source] = []      # that are still to be looked at, at the moment that has come
         self._processors = (0, 0)      # ticks that were idle, ticks in all, at the first moment

@@ -132,8 +132,9 @@ class _Plan:
             self.carried[kind, name] = seen.trial.total().value
             if seen.dropped:
                 paths = yield from self._extent(seen)
-                whole = len(paths) == len(pairs)
-                found.append(Shared(kind if whole else GROUP, (name,), paths, self._limit(seen.trial, paths)))
+                if len(paths) > 1:
+                    whole = len(paths) == len(pairs)
+                    found.append(Shared(kind if whole else GROUP, (name,), paths, self._limit(seen.trial, paths)))
         return found
 
     def _limit(self, trial: Trial, paths: frozenset[Pair]) -> Estimate:
