@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from emulator.links.engines import ENGINES
+from emulator.hosts.runtime import chosen
 from emulator.probe import meet
 from emulator.probe.classify import DOWN, GROUP, UP, Known
 from emulator.probe.coordinate import Coordinator, probe
@@ -20,7 +20,7 @@ from emulator.probe.survey import Survey
 from emulator.probe.write import Findings, interval, topology_text
 from emulator.topology import load
 from emulator.units import format_rate, format_time
-from scenarios.commands import command, console
+from scenarios.commands import command, console, link_options
 from scenarios.progress import Stages
 
 if TYPE_CHECKING:
@@ -43,14 +43,12 @@ def add(commands: Commands) -> None:
     probing = command(commands, "probe", _probe,
                       "measure an unknown network, say what limits each path, and write a topology of it", _EPILOG)
     probing.set_defaults(interrupted="the network or the peers are gone, and nothing was written")
-    known = probing.add_argument_group("a network of this machine")
-    known.add_argument("--topology", type=Path, metavar="FILE",
-                       help="bring this network up and probe it blind: of the file the probe sees the hosts' names "
-                            "alone")
-    known.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
-                       help="what holds packets for a path's delay (default: the first of these that this machine has)")
-    known.add_argument("--speedup", type=float, default=1.0, metavar="K",
-                       help="run the network K times faster than life (default: 1)")
+    probing.add_argument("--topology", type=Path, metavar="FILE",
+                         help="bring this network up and probe it blind: of the file the probe sees the hosts' names "
+                              "alone")
+    link_options(probing)
+    probing.add_argument("--speedup", type=float, default=1.0, metavar="K",
+                         help="run the network K times faster than life (default: 1)")
     machines = probing.add_argument_group("machines of your own")
     machines.add_argument("--rank", type=int, help="this machine's number, from 0 (default: RANK)")
     machines.add_argument("--world", type=int, metavar="N", help="how many machines take part (default: WORLD_SIZE)")
@@ -91,11 +89,15 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _of_topology(options: argparse.Namespace) -> tuple[Survey, Known]:
-    from emulator.hosts.netns import Network
+    from emulator.hosts import userns
 
+    if options.runtime == "netns":
+        userns.again()
+    topology = load(options.topology)
     run = secrets.token_hex(3)
     print(f"run {run} (if it is killed: frogtorch down {run})", file=sys.stderr)
-    with Stages() as stages, Network(load(options.topology), run, options.engine, options.speedup) as network:
+    make = chosen(options.runtime).Network
+    with Stages() as stages, make(topology, run, options.engine, options.speedup) as network:
         return probe(network, stages.at)
 
 
