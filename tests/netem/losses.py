@@ -15,7 +15,7 @@ hosts:
   a: {site: here}
   b: {site: here}
 paths:
-  - {between: [here, here], rate: 2 MB/s, delay: 10 ms}
+  - {between: [here, here], rate: 4 MB/s, delay: 10 ms}
   - {from: a, to: b, loss: 1 %}
 """
 

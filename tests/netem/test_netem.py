@@ -3,7 +3,9 @@
 The same scenario runs on the host itself by its best engine: two engines, two kernels, and one exchange.
 """
 
+import compileall
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +21,8 @@ ROOT = HERE.parents[1]
 DATAGRAMS = 60_000
 GUEST = f"""\
 set -e
-cd {ROOT}
-export PYTHONPATH={ROOT}
+cd /run/out/code
+export PYTHONPATH=/run/out/code
 {sys.executable} -m frogtorch compare {HERE / "scenario.yaml"} --engine netem --output /run/out/run
 {sys.executable} {HERE / "losses.py"} {DATAGRAMS} >/run/out/lost
 """
@@ -34,6 +36,10 @@ def inside(need, tmp_path_factory):
     if reason is not None:
         need("uml", reason)
     directory = tmp_path_factory.mktemp("guest")
+    # Compiled here: there it would take seconds, at every start.
+    for package in ("emulator", "frogtorch", "scenarios"):
+        shutil.copytree(ROOT / package, directory / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(directory / "code", quiet=1)
     guest.run(GUEST, directory, 240)
     return directory
 
@@ -49,16 +55,9 @@ def outside(tmp_path_factory):
 
 
 def exchanges(run):
-    """Median seconds of a step's exchange, by arm: what is left of a step without its computation.
-
-    DDP begins to exchange when the first bucket's gradients are there, and the ranks of one machine compute side by
-    side: so left are the seconds after that, less the optimiser's. How long a machine computes was measured there, in
-    the same places, without any exchange.
-    """
-    compute = json.loads((run / "compute.json").read_text())["4"]
-    alone = compute["forward"] + compute["first_bucket"] + compute["optimiser"]
+    """Median seconds that a step's exchange took, by arm: its computation, slower in the guest, is not in them."""
     steps = load(run / "measurements.jsonl", Measurement)
-    return {arm: median(step.clock_seconds for step in steps if step.arm == arm) - alone for arm in ("gloo", "shard")}
+    return {arm: median(step.exchange_seconds for step in steps if step.arm == arm) for arm in ("gloo", "shard")}
 
 
 def hashes(run):
@@ -76,7 +75,7 @@ def test_every_path_is_what_the_topology_says(inside):
     seen = load(inside / "run/fidelity.jsonl", Fidelity)
     assert len(seen) == 2 * 12      # before and after
     for path in seen:
-        assert path.goodput == pytest.approx(2e6 * 1448 / 1514, rel=0.01)
+        assert path.goodput == pytest.approx(1e6 * 1448 / 1514, rel=0.01)
         assert path.rtt_seconds == pytest.approx(20e-3, abs=0.6e-3)      # 3 %
 
 
