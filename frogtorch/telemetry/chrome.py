@@ -75,6 +75,8 @@ def merge(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _title(record: Record) -> str:
+    if record.step is not None:
+        return f"{record.collective} step {record.step}, bucket {record.bucket}"
     if record.tag is None:
         return f"{record.collective} {record.round}"
     peer = "any rank" if record.peer is None else _rank(record, record.peer)
@@ -91,7 +93,7 @@ def _collective(tracks: _Tracks, record: Record, now: float) -> None:
     end = record.end or now
     args = {name: shown[name] for name in (
         "group", "round", "number", "algorithm", "op", "dtype", "nbytes", "state", "error", "waiting", "publish",
-        "payload_offered", "payload_received", "payload_sent", "socket_received", "socket_sent")}
+        "payload_offered", "payload_received", "payload_sent", "socket_received", "socket_sent", "incorporated")}
     tracks.spans("collectives", [(_title(record), record.start, end, args)])
     if record.combined is not None:
         tracks.spans("phases", [(f"{_title(record)}: phase 1", record.start, record.combined, {})])

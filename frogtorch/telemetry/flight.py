@@ -7,6 +7,7 @@ backend but those of its own list, and expects of a collective that shapes are a
 * ours go under ``gloo:``, whose collectives they are as far as the analyzer can tell;
 * groups go by their *space*, which no other run of a group of that name has;
 * what differs from rank to rank by right (uneven shares) is given as what does not: the shapes of all shares;
+* a comm hook's mean of all buckets is an all-reduce; one of only some ranks' is no collective, and is left out;
 * a message goes under a group of its two ranks of its own, one for each direction and tag, where it is number n. The
   analyzer compares what all ranks of a group do at one number, and messages are no collectives of their group.
 """
@@ -46,6 +47,8 @@ def trace(records: Sequence[Record]) -> dict[str, Any]:
         info = record.info
         message = record.collective in ("send", "recv")
         if info is None or (message and record.peer is None):  # from any source, and none has come
+            continue
+        if record.step is not None and record.algorithm is None:
             continue
         space, ranks, number, kind, inputs, outputs = _message(record, info) if message else _collective(record, info)
         groups.setdefault(space, {"name": space, "desc": info.desc, "ranks": str(ranks)})
@@ -101,7 +104,7 @@ def _as_nccl(record: Record) -> tuple[str, Shapes, Shapes]:
     """The name of NCCL's collective, and shapes of inputs and outputs as the analyzer compares them."""
     inputs = [list(shape) for shape in record.input_sizes]
     outputs = [list(shape) for shape in record.output_sizes]
-    kind = record.collective
+    kind = record.collective if record.step is None else "all_reduce"
     if kind.endswith("barrier"):  # whose token is nobody's business
         return "barrier", [], []
     if kind == "all_to_all":  # only the totals of all ranks are compared

@@ -53,7 +53,10 @@ def batches(rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     if len(classes) < BATCH:
         raise ValueError(f"digits has {len(images()[1]) - HELD_OUT} images to train on, too few for {world_size} ranks "
                          f"with a batch of {BATCH} each")
-    generator = torch.Generator().manual_seed(1000 + rank)
+    return _shuffled(inputs, classes, torch.Generator().manual_seed(1000 + rank))
+
+
+def _shuffled(inputs: Tensor, classes: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         order = torch.randperm(len(classes), generator=generator)
         for lo in range(0, len(order) - BATCH + 1, BATCH):

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import frogtorch
 from frogtorch.hooks import EveryK, Faithful, FreshOnly, Taken, every_k, faithful, fresh_only
+from frogtorch.telemetry import chrome, flight
+from frogtorch.telemetry.ring import RING
 
 LARGE = 8 << 20  # elements: 32 MiB, more than the buffers of two sockets hold
 
@@ -304,6 +306,24 @@ def test_ranks_that_run_at_their_own_pace_come_to_their_ends(ranks):
 
 def test_hooks_are_found_without_an_import_of_their_own():
     assert frogtorch.hooks.fresh_only is fresh_only
+
+
+def test_traces_name_hooks_by_step_and_bucket_and_the_analyzer_sees_what_is_a_collective(ranks, tmp_path):
+    def run(rank, size):
+        state, every = FreshOnly(), EveryK(2)
+        for _ in range(2):
+            mean(fresh_only, state, [1.0])
+            mean(every_k, every, [2.0])
+        mean(faithful, Faithful(), [3.0])
+        # Nothing of fresh_only, nor of a step that was a rank's own, is among the collectives.
+        entries = flight.trace(RING.records())["entries"]
+        events = chrome.trace(RING.records(), rank, time.monotonic())["traceEvents"]
+        return ([(entry["profiling_name"], entry["collective_seq_id"]) for entry in entries],
+                {event["name"] for event in events})
+
+    for entries, names in ranks(2, run):
+        assert entries == [("gloo:all_reduce", 0), ("gloo:all_reduce", 1)]
+        assert {"fresh_only step 1, bucket 0", "every_k step 1, bucket 0", "faithful step 0, bucket 0"} <= names
 
 
 # Memory -------------------------------------------------------------------------------------------------------
