@@ -16,11 +16,11 @@ from simpy import Environment, Event
 from emulator.ethernet import FRAME, burst
 from emulator.sim.channel import Channel, Message, What, wire_bytes
 from emulator.sim.flow import Flow, Link, packet
-from emulator.sim.law import LAWS, MOST_LOSS, lossy_rate
+from emulator.sim.law import BETA, MOST_LOSS, least_queue, lossy_rate
 from emulator.sim.network import Network
 from emulator.timeline import Traffic
-from emulator.topology import Path, Topology
-from emulator.units import format_loss
+from emulator.topology import Path, Topology, round_trip
+from emulator.units import format_loss, format_size
 
 LEAST_TIMEOUT = 0.2
 """Seconds: the least of TCP's retransmission timeout, beyond the round trip (Linux: ``TCP_RTO_MIN``)."""
@@ -50,8 +50,9 @@ class Sent(NamedTuple):
 class Connections:
     """The connections of ranks on hosts: rank i runs on ``hosts[i]``; ranks on one host do without a network.
 
-    The network follows its topology's timeline, from second 0 on. Queues never overflow. Raises ValueError for loss
-    that no law here is for. `least_timeout` is the least of TCP's retransmission timeout, in seconds.
+    The network follows its topology's timeline, from second 0 on. A queue that overflows costs nothing. `least_timeout`
+    is the least of TCP's retransmission timeout, in seconds. Raises ValueError for loss that no law here is for, and for
+    a queue so short that it does cost.
     """
 
     def __init__(self, env: Environment, topology: Topology, hosts: Sequence[str], cold: bool = False,
@@ -134,20 +135,20 @@ class Connections:
             self._links[name] = Link(" ".join(name), rate, head_start(rate))
         return self._links[name]
 
-    def _law(self, a: int, b: int, path: Path, round_trip: float) -> list[Link]:
+    def _law(self, a: int, b: int, path: Path, trip: float) -> list[Link]:
         """The limit that loss is to a connection from rank a to rank b; none where no packet is ever lost."""
         if (path.source, path.target) not in self._lossy:
             return []
         link = self._laws[a, b] = Link(f"loss {path.source} {path.target}", _FREE)
-        self._obey(link, path, round_trip)
+        self._obey(link, path, trip)
         return [link]
 
-    def _obey(self, link: Link, path: Path, round_trip: float) -> None:
+    def _obey(self, link: Link, path: Path, trip: float) -> None:
         """Give the limit that loss is the rate that it has at present. A window of it may leave at once."""
         if 0 < path.loss < 1:
-            round_trip = max(round_trip, _SHORT)
-            rate = lossy_rate(path.loss, round_trip, self._congestion)
-            self.network.change(link, rate, rate * round_trip)
+            trip = max(trip, _SHORT)
+            rate = lossy_rate(path.loss, trip, self._congestion)
+            self.network.change(link, rate, rate * trip)
         else:
             self.network.change(link, _FREE, _FREE)
 
@@ -185,12 +186,12 @@ class Connections:
         """Somebody else's connection. It has its share of the links, acknowledges, and takes no notice of outages."""
         yield self.env.timeout(traffic.start)
         path, back = self._paths[traffic.source, traffic.target], self._paths[traffic.target, traffic.source]
-        round_trip = max(path.delay + back.delay, _SHORT)
+        trip = max(path.delay + back.delay, _SHORT)
         rates = [traffic.rate or _FREE]
         if path.window is not None:
-            rates.append(wire_bytes(path.window) / round_trip)
+            rates.append(wire_bytes(path.window) / trip)
         if 0 < path.loss < 1:
-            rates.append(lossy_rate(path.loss, round_trip, self._congestion))
+            rates.append(lossy_rate(path.loss, trip, self._congestion))
         own = Link(f"traffic {traffic.source} {traffic.target}", min(rates), math.inf)
         flow = Flow([*self._limits(traffic.source, traffic.target), own], self._limits(traffic.target, traffic.source))
         self.network.move(flow, math.inf, lambda: None)
@@ -200,11 +201,20 @@ class Connections:
 
 def _check(state: Topology, hosts: set[str]) -> None:
     for path in state.paths:
-        if 0 < path.loss < 1 and path.source in hosts and path.target in hosts:
-            where = f"{state.file}:{path.line}: path {path.source} -> {path.target}"
+        if not (path.loss or path.queue) or path.source not in hosts or path.target not in hosts:
+            continue
+        where = f"{state.file}:{path.line}: path {path.source} -> {path.target}"
+        if 0 < path.loss < 1:
             if path.loss > MOST_LOSS:
                 raise ValueError(f"{where} loses {format_loss(path.loss)} of its packets, where timeouts rule and no "
                                  f"prediction holds; the simulator knows up to {format_loss(MOST_LOSS)}")
-            if state.congestion not in LAWS:
+            if state.congestion not in BETA:
                 raise ValueError(f"{where} loses packets, and the simulator knows no rate of {state.congestion} under "
-                                 f"loss, only of {' and '.join(LAWS)}")
+                                 f"loss, only of {' and '.join(BETA)}")
+        if path.queue is not None and path.rate is not None and state.congestion in BETA:
+            trip = round_trip(state, path)
+            least = least_queue(path.rate, trip, state.congestion)
+            if path.queue < least and (path.window is None or path.window > path.rate * trip + path.queue):
+                raise ValueError(f"{where} has a queue of {format_size(path.queue)}, with which {state.congestion} "
+                                 "leaves it idle after each loss, and the simulator does not know for how long; give "
+                                 f"it {format_size(math.ceil(least))} or more, or none, to let the engine choose")

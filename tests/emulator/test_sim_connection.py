@@ -197,3 +197,17 @@ def test_loss_that_no_law_is_for_is_refused_where_it_is_written(options, message
     with pytest.raises(ValueError, match=message):
         Connections(Environment(), world, ["a", "b"])
     Connections(Environment(), world, ["a"])  # nobody takes that path
+
+
+@pytest.mark.parametrize(("congestion", "least"), [("cubic", 60_000), ("reno", 140_000)])
+def test_a_queue_that_leaves_a_path_idle_is_refused(congestion, least):
+    """1 MB/s and a round trip of 140 ms hold 140 kB: Reno needs as much of queue, CUBIC three sevenths of it."""
+    def connect(queue, **options):
+        paths = [Path("a", "b", 1e6, 0.07, queue=queue, line=7, **options), Path("b", "a", None, 0.07)]
+        Connections(Environment(), Topology("test", "test.yaml", (Host("a", "s"), Host("b", "s")), paths, (),
+                                            congestion, ""), ["a", "b"])
+
+    connect(least + 1)
+    connect(20_000, window=150_000)  # never full
+    with pytest.raises(ValueError, match=r"^test.yaml:7: path a -> b has a queue .* idle .* or none"):
+        connect(least - 1)
