@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.probe.classify import Alone, Known, company
 from emulator.probe.plan import divisions, expected_trials, plan
 from emulator.probe.survey import BATCHES, ECHOES, Flow, Host, Load, Request, Survey, Trial
 from emulator.probe.write import Findings, topology_text
@@ -212,6 +213,77 @@ def test_every_two_disjoint_paths_meet_in_a_division():
         assert met == {((a, b), (c, d)) for a, b, c, d in permutations(range(number), 4)}
     assert len(divisions(range(20))) == 40
     assert divisions(range(3)) == []
+
+
+def flow(rate, pair=("a", "b"), connections=1, spread=0.0, **more):
+    batches = [rate * (1 + spread * (-1)**number) for number in range(BATCHES)]
+    said = {"window_limited": 0.0, "resent": 0.0, "idle": 0.0, "rtt": 0.01, "congestion": "cubic"} | more
+    return Flow(*pair, connections, tuple(batches), **said)
+
+
+HOSTS = {name: Host(name, "10.0.0.1", name, LOOPBACK, "6.1", "cubic") for name in "abc"}
+
+
+def told(one, two):
+    """What two hosts are told of their path when one and two connections did that."""
+    alone = Alone(one, two)
+    known = Known({("a", "b"): alone}, (), {})
+    survey = Survey(tuple(HOSTS.values())[:2], {("a", "b"): (0.02,) * ECHOES},
+                    (Trial("one connection", (one,), "2026-01-01T00:00:00+00:00", 0.1, 0.3),))
+    return Findings(survey, known)
+
+
+def test_what_limits_a_connection_is_told_by_tcp():
+    pair = "a", "b"
+    window = told(flow(1e6, window_limited=0.9), flow(2e6))
+    assert window.verdicts[pair].kinds == ("window",)
+    # 1 MB/s x 20 ms: nothing that TCP can be told, 16 KiB or 32 KiB being too far; so it stands as it was measured.
+    assert window.window(pair) == (20_000, pytest.approx(20_000))
+    assert told(flow(3.4e6, window_limited=0.9), flow(6.8e6)).window(pair) == (65_536, pytest.approx(68_000))
+    lossy = told(flow(1e6, resent=0.01), flow(1.9e6))
+    assert lossy.verdicts[pair].kinds == ("loss",)
+    assert (lossy.loss(pair), lossy.window(pair), lossy.own_rate(pair)) == (0.01, None, None)
+    assert "by loss of 1 %" in lossy.reason(pair)
+    unknown = told(flow(1e6), flow(1.9e6))
+    assert unknown.verdicts[pair].kinds == ("connection",)
+    assert "not by the receiver's window" in unknown.reason(pair)
+    assert unknown.window(pair)[0] == 20_000
+    # 12 % more with two is no gain; nor is 20 % that may be chance.
+    assert told(flow(1e6), flow(1.12e6)).verdicts[pair].kinds == ("path",)
+    assert told(flow(1e6, spread=0.3), flow(1.2e6)).verdicts[pair].kinds == ("path",)
+
+
+def dropped(*flows, busy=0.0):
+    """Which of the flows a to c and b to c lost, of 1 MB/s each alone."""
+    alone = {pair: Alone(flow(1e6, pair), flow(1e6, pair, 2)) for pair in permutations("abc", 2)}
+    return company(Trial("", flows, "", 0.1, 0.3, busy), alone, HOSTS).dropped
+
+
+def test_what_is_less_in_company_than_alone_has_lost():
+    assert dropped(flow(0.97e6, ("a", "c")), flow(0.95e6, ("b", "c"))) == {("b", "c")}
+    # Their acknowledgements, 2.5 % of a flow the other way, are no shared limit.
+    assert dropped(flow(0.95e6, ("a", "c")), flow(1e6, ("c", "a"))) == set()
+    assert dropped(flow(0.93e6, ("a", "c")), flow(1e6, ("c", "a"))) == {("a", "c")}
+    # Nor is a program that was late with what to send.
+    assert dropped(flow(0.9e6, ("a", "c"), idle=0.1), flow(1e6, ("b", "c"))) == set()
+    # Flows that take turns vary, each in itself, more than they lost: their sum shows it.
+    assert dropped(flow(0.9e6, ("a", "c"), spread=0.2), flow(1e6, ("b", "c"))) == set()
+    turns = [flow(0.5e6, ("a", "c"), spread=0.9), flow(0.5e6, ("b", "c"), spread=-0.9)]
+    assert dropped(*turns) == {("a", "c"), ("b", "c")}
+
+
+def test_what_a_busy_machine_does_is_not_the_network():
+    def lost(rate, busy):
+        alone = {pair: Alone(flow(rate, pair), flow(rate, pair, 2)) for pair in permutations("abc", 2)}
+        found = company(Trial("", (flow(0.8 * rate, ("a", "c")), flow(0.8 * rate, ("b", "c"))), "", 0.1, 0.3, busy),
+                        alone, HOSTS)
+        return len(found.dropped), found.machine
+
+    # Loopback carries 5 GB/s here.
+    assert lost(10e6, busy=0.5) == lost(10e6, busy=1.0) == (2, False)
+    assert lost(100e6, busy=0.5) == (2, False)
+    assert lost(100e6, busy=1.0) == (0, True)
+    assert lost(1.5e9, busy=0.5) == (0, True)
 
 
 RATES = st.sampled_from([0.7e6, 1e6, 2e6, 5e6, 30e6])
