@@ -51,8 +51,8 @@ class Connections:
     """The connections of ranks on hosts: rank i runs on ``hosts[i]``; ranks on one host do without a network.
 
     The network follows its topology's timeline, from second 0 on. A queue that overflows costs nothing. `least_timeout`
-    is the least of TCP's retransmission timeout, in seconds. Raises ValueError for loss that no law here is for, and for
-    a queue so short that it does cost.
+    is the least of TCP's retransmission timeout, in seconds. Raises ValueError for loss that no law here is for, and
+    for a queue so short that it does cost.
     """
 
     def __init__(self, env: Environment, topology: Topology, hosts: Sequence[str], cold: bool = False,
