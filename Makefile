@@ -1,6 +1,7 @@
 # make run    set everything up (once) and run the main job on network namespaces
 # make test   the whole test suite
 # make check  linter, types and the fast tests
+# make image  the container image, for --runtime docker and compose.yaml (docker/README.md)
 #
 # PYTHON=python3.12   another interpreter for the virtual environment
 # PIP_FLAGS=...       passed to pip, e.g. an --index-url with CPU builds of torch (see README.md)
@@ -11,7 +12,7 @@ SCENARIO ?= scenarios/seattle-newyork.yaml
 BIN := .venv/bin
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 .DELETE_ON_ERROR:
-.PHONY: run test check lint system clean
+.PHONY: run test check lint image system clean
 
 run: $(BIN)/frogtorch system
 	$(AS_ROOT) $(BIN)/frogtorch compare $(SCENARIO)
@@ -25,6 +26,21 @@ check: lint
 lint: $(BIN)/frogtorch
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+# On BASE; by default that of docker/base, which is made if that is possible here, as it needs no image registry.
+image: docker/wheels/.complete
+	@base="$(BASE)"; if [ -z "$$base" ]; then base=frogtorch-base; \
+		docker image inspect $$base >/dev/null 2>&1 || \
+		{ [ "$$(id -u)" = 0 ] && command -v mmdebstrap >/dev/null && docker/base >/dev/null; } || \
+		base=python:3.11-slim-bookworm; fi; \
+	DOCKER_BUILDKIT=0 docker build --quiet --file docker/Dockerfile --build-arg BASE=$$base --tag frogtorch . 
+
+# The wheels of what the image needs: pip, here, knows of indexes and certificates that a build does not.
+docker/wheels/.complete: pyproject.toml constraints.txt docker/requirements | $(BIN)/frogtorch
+	$(BIN)/python docker/requirements >docker/wheels/.requirements
+	$(BIN)/pip download --quiet $(PIP_FLAGS) --dest docker/wheels --only-binary :all: --python-version 3.11 \
+		--constraint constraints.txt --requirement docker/wheels/.requirements pip
+	@touch $@
 
 # Kernel tools that the links need; installed where this is Debian or Ubuntu, named elsewhere.
 system:
