@@ -68,7 +68,8 @@ def direct(topology: Path, hosts: Sequence[str], tied: dict[str, Door]) -> int:
     with tempfile.TemporaryDirectory() as room:
         file = Path(room, "scenario.yaml")
         file.write_text(text)
-        status = compare(argparse.Namespace(scenario=file, output=None, runtime="compose",
+        status = compare(argparse.Namespace(scenario=file, output=None, runtime="compose", script=None,
+                                            calibration=None, calibrate=False,
                                             engine=os.environ.get("ENGINE", "auto")))
     if late := composed.doors() - present:
         raise ValueError(f"{', '.join(sorted(late))} came up when the run had begun without it: run it again")
