@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from emulator.hosts.runtime import Runtime
 from emulator.links.namespace import Program
+from emulator.links.ping import undisturbed
 from emulator.probe.channel import Channel, Message
 from emulator.probe.classify import Known
 from emulator.probe.peer import new_token
@@ -26,8 +27,9 @@ WARM, WARM_TRIPS = 0.15, 15
 LEAST, TRIPS = 0.3, 10
 """Seconds, and round trips, in which it is counted."""
 SPREAD = 0.05
-"""Half of the interval of all flows together, over their mean, above which a trial is done again, twice as long."""
-ATTEMPTS = 3
+"""Half of the interval of all flows together, over their mean, above which a trial is done again."""
+ATTEMPTS = 1, 1, 3
+"""How long each attempt at a trial is, in units of the first: a disturbance passes, what varies needs time."""
 LOOPBACK_SECONDS = 0.2
 _PATIENCE = 30.0      # seconds for an answer, beside what the work takes
 
@@ -52,6 +54,10 @@ class Coordinator:
 
     def probe(self, speedup: float = 1.0) -> tuple[Survey, Known]:
         """Measure everything the plan asks for; `speedup` is noted. Raises ProbeError or ChannelError."""
+        with undisturbed():
+            return self._probe(speedup)
+
+    def _probe(self, speedup: float) -> tuple[Survey, Known]:
         total = expected_trials(len(self._names)) + 2
         self._tell(0, total, "hosts")
         self._hosts = self._open()
@@ -124,8 +130,8 @@ class Coordinator:
             return (total.high - total.value) / total.value if total.value else math.inf
 
         trials = []
-        for attempt in range(ATTEMPTS):
-            trials.append(self._run(request, warm * 2**attempt, seconds * 2**attempt))
+        for times in ATTEMPTS:
+            trials.append(self._run(request, warm * times, seconds * times))
             if spread(trials[-1]) <= SPREAD:
                 break
         return min(trials, key=spread)
