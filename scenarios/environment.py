@@ -34,6 +34,15 @@ def environment() -> dict[str, Any]:
     }
 
 
+def modules() -> dict[str, str]:
+    """SHA-256 of what a rank runs: the backend, and the training. Read when the rank's modules are."""
+    scenario = Path(scenarios.__path__[0])
+    return {"frogtorch": _modules_sha256(frogtorch.__path__[0]),
+            "workloads": _modules_sha256(str(scenario / "workloads")),
+            "rank": hashlib.sha256(b"".join((scenario / name).read_bytes()
+                                            for name in ("rank.py", "replica.py", "arms.py"))).hexdigest()}
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)

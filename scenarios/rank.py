@@ -2,7 +2,8 @@
 
 The runner and its ranks talk over pipes, which no shaped link carries. A command is ``(name, arguments)``; the rank
 prepares, says ``("ready", None)``, gets a time on the clock that all ranks of one machine share, begins then, and
-answers ``("done", result)``, or ``("failed", text)`` with its own traceback.
+answers ``("done", result)``, or ``("failed", text)`` with its own traceback. Its first word, when it has joined the
+groups, is ``("done", SHA-256 of the modules that it runs)``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ import torch.distributed as dist
 import frogtorch
 from scenarios import costs, scripted
 from scenarios.arms import ARMS
+from scenarios.environment import modules
 from scenarios.ranks import Place, Talk, Words
 from scenarios.replica import FirstBucket, Replica, group
 from scenarios.workloads import FOUNDING, WORKLOADS
 
 _PR_SET_PDEATHSIG = 1
+_MODULES = modules()
+"""As they were imported: ranks are forked from a server that did so once, whatever became of the files since."""
 
 
 def serve(connection: Talk, place: Place) -> None:
@@ -39,7 +43,7 @@ def serve(connection: Talk, place: Place) -> None:
     except BaseException:
         connection.send(("failed", traceback.format_exc()))
         return
-    connection.send(("done", None))
+    connection.send(("done", _MODULES))
     while True:
         try:
             name, arguments = connection.recv()
@@ -183,10 +187,13 @@ class Rank:
         return parts
 
     def costs(self) -> dict[str, float]:
-        """What this rank's own work costs, with all ranks at it together: see :mod:`scenarios.costs`."""
+        """What this rank's own work costs, with all ranks at it together: see :mod:`scenarios.costs`.
+
+        A message's cost is by backend, so one arm of each will do.
+        """
         self._await_start()
         seen = costs.work()
-        return seen | {f"message {arm}": costs.messages(group) for arm, group in self.groups.items()}
+        return seen | {f"message {ARMS[arm].backend}": costs.messages(group) for arm, group in self.groups.items()}
 
     def _await_start(self) -> None:
         """Say that this rank is ready, and begin when the runner says: all ranks at one time of the shared clock."""

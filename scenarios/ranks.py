@@ -111,6 +111,8 @@ class Ranks:
         self._patience = places[0].timeout + 60.0  # a rank's own error, which says more, comes first
         self._processes: list[Any] = []
         self._connections: list[Talk] = []
+        self.modules: list[dict[str, str]] = []
+        """By rank, from when they have joined on: SHA-256 of the modules that each runs."""
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("forkserver")
@@ -129,7 +131,7 @@ class Ranks:
                     theirs.close()
                 self._processes.append(process)
                 self._connections.append(connection)
-            self._gather("joining the process groups", "done")
+            self.modules = self._gather("joining the process groups", "done")
         except BaseException:
             self._kill()
             raise

@@ -5,6 +5,8 @@ A run is a directory::
     scenario.yaml, topology.yaml   what was run, copied
     environment.json               machine, kernel, versions, hashes of the modules; `networks` holds a stamp a
                                    campaign: link engine, its bias, congestion control, queues' and TCP's settings
+    calibration.json               of a calibrated run: what probes found of the links and the machine
+                                   (scenarios/calibration.py)
     compute.json                   of a training scenario: seconds of the parts of a step by world size (forward,
                                    first_bucket and backward from the start of backward, optimiser)
     predictions.jsonl              Prediction a line, written and hashed before anything is measured
@@ -13,9 +15,11 @@ A run is a directory::
     printed/                       what the script has printed, a file an arm, world and rank
     outcomes.jsonl                 Outcome a line: what a rank had at the end of a training run
     applied.jsonl                  Applied a line: what of the topology's timeline was done to the network, and when
+    failures.jsonl                 Failure a line: a point that a rank's error ended
+    void/campaign<i>-<n>/          the same files of a campaign whose links were off, and which was measured again
     fidelity.jsonl                 Fidelity a line: one path, before or after one campaign
     telemetry/rank<r>.jsonl        what the backend saw: frogtorch.telemetry documents it; the runner adds workload,
-                                   campaign, speedup; of an all-reduce its repetition, of a training arm and bucket_view
+                                   campaign, speedup, arm; of an all-reduce its repetition, of a training bucket_view
     points.csv, *.png              the report's: units are in the column names and on the axes
 
 Every line carries ``"schema": 1``. Later versions of the testbed only add fields, with defaults: a reader of schema 1
@@ -72,8 +76,9 @@ class Point(Record):
 class Prediction(Point):
     """The simulator's answer, or the closed form's."""
 
-    basis: Literal["blind", "closed form"]
-    """blind: from the YAML alone; closed form: bytes over the bottleneck path, plus one-way delays."""
+    basis: Literal["blind", "calibrated", "closed form"]
+    """blind: from the YAML alone; calibrated: with what probes that ran no collective found of links and machine; closed
+    form: bytes over the bottleneck path, plus one-way delays."""
     seconds: Seconds
     date: str
     """When: ISO 8601, UTC."""
@@ -126,6 +131,32 @@ class Outcome(Point):
     """Of a workload that tells classes apart."""
     incorporated: tuple[int, ...] | None = None
     """Of frogtorch's comm hooks: how many ranks' contributions each bucket's mean had, in the order of time."""
+    campaign: int = 0
+
+
+class Failure(Record):
+    """A point that ended with a rank's error. The run went on with the next one."""
+
+    campaign: int
+    speedup: float
+    arm: str
+    world_size: int
+    hosts: tuple[str, ...]
+    workload: str
+    nbytes: int | None = None
+    repetition: int | None = None
+    """Of an all-reduce: in which block; the point's others after it were left out."""
+    bucket_view: bool | None = None
+    error: str
+    """What the rank said, with its traceback, or that it died."""
+    date: str
+    """When: ISO 8601, UTC."""
+
+    def __str__(self) -> str:
+        what = self.workload if self.nbytes is None else f"{self.workload} of {self.nbytes} bytes"
+        view = "" if self.bucket_view is None else f", bucket view {'on' if self.bucket_view else 'off'}"
+        block = "" if self.repetition is None else f", block {self.repetition + 1}"
+        return f"{self.arm}, W={self.world_size}, {what}{view}, campaign {self.campaign}{block}"
 
 
 class Fidelity(Record):
@@ -156,6 +187,7 @@ class Applied(Record):
     campaign: int
     speedup: float
     arm: str
+    workload: str = "training"
     bucket_view: bool | None = None
     world_size: int
     what: tuple[str, ...]
@@ -196,6 +228,16 @@ class Collective(Record):
     phase2: float | None
     """From the first byte of a reduced cell to the end; the two overlap when the collective is pipelined."""
 
+    rank: int = 0
+    campaign: int = 0
+    arm: str | None = None
+    bucket_view: bool | None = None
+    peers: dict[int, dict[str, Any]] = {}
+    """By peer: seconds of `wait` and `transfer`, `bytes`, `rate`; in `phase1` and `phase2` the same four of each."""
+    payload_received: int | None = None
+    socket_received: int | None = None
+    socket_sent: int | None = None
+
 
 R = TypeVar("R", bound=Record)
 
@@ -212,10 +254,15 @@ def append(file: Path, records: Iterable[Record]) -> None:
 
 
 def load(file: Path, kind: type[R]) -> list[R]:
-    """Read the records of a file; raises RecordError for a line that is none, FileNotFoundError as it comes."""
+    """Read the records of a file; raises RecordError for a line that is none, FileNotFoundError as it comes.
+
+    A last line without an end is left out: whoever wrote it was killed meanwhile.
+    """
     records = []
     with file.open("rb") as lines:  # bytes: what is not UTF-8 is refused with its line, like any other wrong line
         for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
             try:
                 records.append(kind.model_validate_json(line))
             except ValidationError as error:

@@ -2,6 +2,9 @@
 
 Points of one speed-up make a campaign, on one state of the network, between two fidelity probes. Within a campaign and
 world, repetitions are blocks: each holds every point once, in an order of its own.
+
+A rank that fails or dies ends its point, not the run: its error is recorded, and the next point has new ranks. A
+campaign whose links were off is void whole and measured once more. Whatever ends the run, it can be resumed.
 """
 
 from __future__ import annotations
@@ -9,21 +12,23 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from emulator.hosts import netns
 from emulator.hosts.runtime import MakesRuntime, Runtime
+from emulator.units import format_size
+from scenarios import resume
 from scenarios.arms import ARMS, Arm, Keeps
 from scenarios.conductor import Conductor
 from scenarios.predict import NOTHING, life_size
-from scenarios.progress import Stages
+from scenarios.progress import Estimate, Stages
 from scenarios.ranks import Place, RankError, Ranks
-from scenarios.records import Applied, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
+from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
 from scenarios.scenario import Scenario, Training
 from scenarios.script import read
 
@@ -75,33 +80,138 @@ class Runner:
                              f"{strangers[0].topology_sha256[:12]}…, not {scenario.topology.sha256[:12]}…): predict "
                              "again")
         (directory / "telemetry").mkdir(exist_ok=True)
+        resume.mend(directory)
+        self._done = resume.finished(directory)
+        self._ended: set[resume.Key] = set()
+        """Points that a rank's error has ended, in this life of the run: a resumed run tries them again."""
+        self._now: dict[str, Any] | None = None
+        """The point that is being measured: of a warm-up without its bytes."""
+        self._campaigns = campaigns(scenario)
 
-    def measure(self) -> None:
-        """Run all campaigns. What was measured before an error or Ctrl-C is kept; the network is removed."""
-        for campaign in campaigns(self._scenario):
-            speed = f"k = {campaign.speedup:g}"
-            self._stages.stage(f"network up, {speed}", 1)
-            with self._make(self._scenario.network, self._run, self._engine, campaign.speedup) as network:
-                self._stamp(network.stamp)
-                self._probe(network, campaign, "before")
-                for size, world in self._scenario.worlds.items():
-                    if size in campaign.sizes:
-                        self._world(network, campaign, world)
-                self._probe(network, campaign, "after")
+    def measure(self) -> list[Failure]:
+        """Run what is not measured yet, of all campaigns; the points that failed.
 
-    def _world(self, network: Runtime, campaign: Campaign, world: tuple[str, ...]) -> None:
+        What was measured before an error or Ctrl-C is kept; the network is removed.
+        """
+        self._stages.left(Estimate(self._clock_seconds()))
+        failures: list[Failure] = []
+        for campaign in self._campaigns:
+            while True:
+                if self._remaining(campaign) or not resume.probed(self._directory, campaign.index):
+                    failures += self._campaign(campaign)
+                off = resume.off(self._directory, campaign.index)
+                void = sum(index == campaign.index for index, _ in resume.voids(self._directory))
+                if not off or void >= resume.RERUNS:
+                    break
+                kept = resume.void(self._directory, campaign.index)
+                self._done = resume.finished(self._directory)
+                self._ended = {key for key in self._ended if key[0] != campaign.index}
+                self._stages.say(f"campaign {campaign.index} is void, and is measured again: links were off "
+                                 f"({', '.join(off)}). What it measured is kept in {kept}")
+        return failures
+
+    def _campaign(self, campaign: Campaign) -> list[Failure]:
+        failures: list[Failure] = []
+        self._stages.stage(f"{self._named(campaign)}: network up", 1)
+        with self._make(self._scenario.network, self._run, self._engine, campaign.speedup) as network:
+            self._stamp("networks", [network.stamp | {"campaign": campaign.index}])
+            self._probe(network, campaign, "before")
+            for size, world in self._scenario.worlds.items():
+                if size in campaign.sizes:
+                    while self._remaining(campaign, size):
+                        failure = self._world(network, campaign, world)
+                        if failure is None:
+                            break
+                        failures.append(failure)
+            self._probe(network, campaign, "after")
+        return failures
+
+    def _named(self, campaign: Campaign) -> str:
+        return f"campaign {campaign.index + 1} of {len(self._campaigns)}, k = {campaign.speedup:g}"
+
+    def _remaining(self, campaign: Campaign, size: int | None = None) -> list[resume.Key]:
+        """What of a campaign, or of one of its worlds, is neither measured nor ended by an error."""
+        scenario = self._scenario
+        keys = [resume.repetition(campaign.index, world, arm, nbytes, block)
+                for world, sizes in campaign.sizes.items() for nbytes in sizes for arm in scenario.arms
+                for block in range(scenario.repetitions)]
+        if scenario.training:
+            workload, views = ("script", (None,)) if scenario.training.script else (
+                "training", scenario.training.bucket_views)
+            keys += [resume.training(campaign.index, workload, world, arm, view)
+                     for world in campaign.trains for view in views for arm in scenario.arms]
+        return [key for key in keys if size in (None, key[2]) and not self._is_over(key)]
+
+    def _is_over(self, key: resume.Key) -> bool:
+        return key in self._done or self._point(key) in self._ended
+
+    @staticmethod
+    def _point(key: resume.Key) -> resume.Key:
+        """Without the repetition: what a rank's error ends."""
+        return key[:5]
+
+    def _clock_seconds(self) -> dict[resume.Key, float]:
+        """How long everything that remains should take, by the clock, as far as it is predicted."""
+        seconds = {p.key: p.seconds / p.speedup for p in self._predictions if p.basis == "blind"}
+        steps = self._scenario.training.steps if self._scenario.training else 0
+        found: dict[resume.Key, float] = {}
+        for campaign in self._campaigns:
+            for key in self._remaining(campaign):
+                _, workload, world, arm, what, *_ = key
+                of = [value for p, value in seconds.items() if p[1:3] == (world, workload)
+                      and (p[3] == what if workload == "all_reduce" else True)]
+                own = [value for p, value in seconds.items() if p[0] == arm and value in of]
+                if known := own or of:
+                    found[key] = statistics.mean(known) * (1 if workload == "all_reduce" else steps)
+        return found
+
+    def _world(self, network: Runtime, campaign: Campaign, world: tuple[str, ...]) -> Failure | None:
+        """Run what remains of a world, up to the first point that a rank's error ends: recorded, and returned."""
+        self._now = None
         try:
             script = self._scenario.training and self._scenario.training.script
-            with network.rendezvous() as store, Ranks(self._places(network, world, store)) as ranks:
-                if campaign.sizes[len(world)]:
-                    self._all_reduces(ranks, campaign, world)
-                if len(world) in campaign.trains and not script:
-                    self._trainings(network, ranks, campaign, world)
+            if any(key[1] != "script" for key in self._remaining(campaign, len(world))):
+                with network.rendezvous() as store, Ranks(self._places(network, world, store)) as ranks:
+                    self._refuse_mixed_code(ranks, world)
+                    if campaign.sizes[len(world)]:
+                        self._all_reduces(ranks, campaign, world)
+                    if len(world) in campaign.trains and not script:
+                        self._trainings(network, ranks, campaign, world)
             if len(world) in campaign.trains and script:
                 self._scripts(network, campaign, world)
-        except RankError:
+        except RankError as error:
             network.check()  # a dead link explains it better than a rank that heard nothing
-            raise
+            if self._now is None:
+                raise  # no point had begun: the next one would fare no better
+            return self._fail(campaign, error, **self._now)
+        return None
+
+    def _fail(self, campaign: Campaign, error: RankError, **point: Any) -> Failure:
+        failure = Failure(campaign=campaign.index, speedup=campaign.speedup, world_size=len(point["hosts"]),
+                          error=str(error), date=datetime.now(UTC).isoformat(timespec="seconds"), **point)
+        append(self._directory / "failures.jsonl", [failure])
+        what = failure.nbytes if failure.workload == "all_reduce" else failure.bucket_view
+        self._ended |= {self._point(key) for key in self._remaining(campaign, failure.world_size)
+                        if (key[1], key[3]) == (failure.workload, failure.arm) and what in (None, key[4])}
+        self._stages.say(f"failed, and left out: {failure}\n{error}")
+        return failure
+
+    def _refuse_mixed_code(self, ranks: Ranks, world: Sequence[str]) -> None:
+        """Record what each rank runs; raises ValueError if it is not the same as on every other, and as so far."""
+        mine: list[dict[str, Any]] = [
+            {"world_size": len(world), "rank": rank, "host": host, "modules_sha256": ranks.modules[rank]}
+            for rank, host in enumerate(world)]
+        known = json.loads((self._directory / "environment.json").read_text()).get("ranks", [])
+        first = (*known, *mine)[0]
+        for other in mine:
+            if other["modules_sha256"] != first["modules_sha256"]:
+                parts = sorted(name for name, digest in other["modules_sha256"].items()
+                               if digest != first["modules_sha256"].get(name))
+                raise ValueError(f"mixed code: rank {other['rank']} on {other['host']} does not run the same "
+                                 f"{' and '.join(parts)} as rank {first['rank']} on {first['host']} did (SHA-256 of "
+                                 "their modules): install one version on every host, and predict into a new run "
+                                 "directory if this one has measured with another")
+        self._stamp("ranks", [one for one in mine if one not in known])
 
     def _places(self, network: Runtime, world: Sequence[str], store: str, alone: bool = False) -> list[Place]:
         """Places of ranks that hold a group an arm, or that are `alone` for a script to make its own."""
@@ -118,21 +228,34 @@ class Runner:
         sizes = campaign.sizes[len(world)]
         points = [(size, arm) for size in sizes for arm in self._scenario.arms]
         blocks = self._scenario.repetitions
-        name = f"W = {len(world)}, k = {campaign.speedup:g}"
+        if not any(key[1] == "all_reduce" for key in self._remaining(campaign, len(world))):
+            return
+        name = f"{self._named(campaign)}, W = {len(world)}"
         self._stages.stage(f"{name}: {blocks} blocks of {len(points)} all-reduces", blocks * len(points))
         # Open the congestion windows: predictions are for warm connections, as in training.
         warm = min(max(sizes), 4 << 20)
         for arm in self._scenario.arms:
+            self._now = {"arm": arm, "hosts": world, "workload": "all_reduce"}
             ranks.tell("all_reduce", arm=arm, nbytes=warm, repetition=0)
         for block in range(blocks):
             order = random.Random(f"{self._scenario.name} {len(world)} {block}").sample(points, len(points))
             for size, arm in order:
-                results = ranks.tell("all_reduce", arm=arm, nbytes=size, repetition=block)
-                self._write([(r["start"], r["end"]) for r in results], lambda clock: clock * campaign.speedup, campaign,
-                            arm=arm, hosts=world, workload="all_reduce", nbytes=size, repetition=block)
-                self._write_telemetry(results, workload="all_reduce", repetition=block, campaign=campaign.index,
-                                      speedup=campaign.speedup)
-                self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}")
+                key = resume.repetition(campaign.index, len(world), arm, size, block)
+                if not self._is_over(key):
+                    self._now = {"arm": arm, "hosts": world, "workload": "all_reduce", "nbytes": size,
+                                 "repetition": block}
+                    results = ranks.tell("all_reduce", arm=arm, nbytes=size, repetition=block)
+                    self._write_telemetry(results, workload="all_reduce", repetition=block, campaign=campaign.index,
+                                          speedup=campaign.speedup, arm=arm)
+                    self._write([(r["start"], r["end"]) for r in results], lambda clock: clock * campaign.speedup,
+                                campaign, **self._now)
+                    self._finish(key)
+                self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}, {format_size(size)}")
+        self._now = None
+
+    def _finish(self, key: resume.Key) -> None:
+        self._done.add(key)
+        self._stages.finished(key)
 
     def _trainings(self, network: Runtime, ranks: Ranks, campaign: Campaign, world: tuple[str, ...]) -> None:
         training = self._scenario.training
@@ -145,8 +268,12 @@ class Runner:
                   training: Training, arm: Arm, view: bool) -> None:
         point: dict[str, Any] = {"arm": arm.name, "hosts": world, "workload": "training", "bucket_view": view,
                                  "nbytes": training.workload.gradient_bytes}
+        key = resume.training(campaign.index, "training", len(world), arm.name, view)
+        if self._is_over(key):
+            return
+        self._now = point
         hook = {"fresh_only": {"bound": training.staleness_bound}, "every_k": {"k": training.k}}.get(arm.name, {})
-        self._stages.stage(f"W = {len(world)}, k = {campaign.speedup:g}, training, {arm.name}, bucket view "
+        self._stages.stage(f"{self._named(campaign)}, W = {len(world)}, training, {arm.name}, bucket view "
                            f"{'on' if view else 'off'}", training.steps)
         results, began = self._conducted(network, ranks, campaign, point, "train", steps=training.steps,
                                          bucket_view=view, workload=training.workload.name, **hook)
@@ -154,6 +281,8 @@ class Runner:
         self._write_steps(results, campaign, training, began, lambda clock: life_size(clock, campaign.speedup, compute),
                           in_step=arm.keeps is not Keeps.NOTHING, **point)
         self._write_outcomes(results, campaign, steps=training.steps, **point)
+        self._finish(key)
+        self._now = None
 
     def _scripts(self, network: Runtime, campaign: Campaign, world: tuple[str, ...]) -> None:
         """Run the user's script, once an arm, in processes of its own."""
@@ -163,8 +292,12 @@ class Runner:
         script.check()
         (self._directory / "printed").mkdir(exist_ok=True)
         for arm in self._scenario.arms:
-            self._stages.stage(f"W = {len(world)}, {script.path}, {arm}", 1)
+            key = resume.training(campaign.index, "script", len(world), arm, None)
+            if self._is_over(key):
+                continue
+            self._stages.stage(f"{self._named(campaign)}, W = {len(world)}, {script.path}, {arm}", 1)
             point: dict[str, Any] = {"arm": arm, "hosts": world, "workload": "script", "bucket_view": None}
+            self._now = dict(point)
             with network.rendezvous() as store, Ranks(self._places(network, world, store, alone=True)) as ranks:
                 results, began = self._conducted(network, ranks, campaign, point, "script", path=script.path,
                                                  arguments=list(script.arguments), master=network.addresses[world[0]])
@@ -178,6 +311,8 @@ class Runner:
             self._write_steps(results, campaign, self._scenario.training, began, lambda clock: clock, steps=steps,
                               **point)
             self._write_outcomes(results, campaign, steps=steps, **point)
+            self._finish(key)
+        self._now = None
 
     def _conducted(self, network: Runtime, ranks: Ranks, campaign: Campaign, point: dict[str, Any], command: str,
                    **arguments: Any) -> tuple[list[Any], Callable[[float], float] | None]:
@@ -187,7 +322,8 @@ class Runner:
         """
         with Conductor(network, self._scenario.network, partial(
                 Applied, campaign=campaign.index, speedup=campaign.speedup, arm=point["arm"],
-                bucket_view=point["bucket_view"], world_size=len(point["hosts"]))) as conductor:
+                workload=point["workload"], bucket_view=point["bucket_view"],
+                world_size=len(point["hosts"]))) as conductor:
             def advance(_: int) -> None:
                 conductor.check()
                 self._stages.advance()
@@ -212,15 +348,18 @@ class Runner:
             self._write(spans, life, campaign, repetition=step, second=began, exchange_seconds=exchange, **point)
 
     def _write_outcomes(self, results: list[Any], campaign: Campaign, **point: Any) -> None:
-        """Record what each rank had in the end, and what its backend saw."""
-        for rank, result in enumerate(results):
-            reduced = [seen for seen in result["telemetry"] if seen["collective"] in ("all_reduce", "faithful")]
-            append(self._directory / "outcomes.jsonl", [Outcome(
-                world_size=len(point["hosts"]), speedup=campaign.speedup, rank=rank, all_reduces=len(reduced) or None,
-                **point, **{name: result.get(name) for name in ("parameters_sha256", "held_out_loss",
-                                                                "held_out_accuracy", "incorporated")})])
+        """Record what each rank had in the end, and what its backend saw. The outcomes come last: they finish it."""
         self._write_telemetry(results, campaign=campaign.index, speedup=campaign.speedup,
                               **{name: point[name] for name in ("workload", "arm", "bucket_view")})
+        outcomes = []
+        for rank, result in enumerate(results):
+            reduced = [seen for seen in result["telemetry"] if seen["collective"] in ("all_reduce", "faithful")]
+            outcomes.append(Outcome(
+                world_size=len(point["hosts"]), speedup=campaign.speedup, campaign=campaign.index, rank=rank,
+                all_reduces=len(reduced) or None,
+                **point, **{name: result.get(name) for name in ("parameters_sha256", "held_out_loss",
+                                                                "held_out_accuracy", "incorporated")}))
+        append(self._directory / "outcomes.jsonl", outcomes)
 
     def _compute(self, world_size: int) -> dict[str, float]:
         """Seconds of the parts of a step without its exchange, as the predictions took them."""
@@ -244,14 +383,17 @@ class Runner:
                 for seen in result["telemetry"]:
                     lines.write(json.dumps({**seen, **point}) + "\n")
 
-    def _stamp(self, stamp: dict[str, Any]) -> None:
+    def _stamp(self, what: str, more: list[Any]) -> None:
+        """Add to a list of environment.json."""
         file = self._directory / "environment.json"
         known = json.loads(file.read_text())
-        known.setdefault("networks", []).append(stamp)
-        file.write_text(json.dumps(known, indent=2) + "\n")
+        known.setdefault(what, []).extend(more)
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(known, indent=2) + "\n")
+        new.replace(file)
 
     def _probe(self, network: Runtime, campaign: Campaign, when: Any) -> None:
-        self._stages.stage(f"probing every path {when} campaign {campaign.index}, k = {campaign.speedup:g}", 1)
+        self._stages.stage(f"{self._named(campaign)}: probing every path {when} it", 1)
         append(self._directory / "fidelity.jsonl", [
             Fidelity(campaign=campaign.index, when=when, speedup=campaign.speedup, source=path.source,
                      target=path.target, rtt_seconds=path.rtt, expected_rtt_seconds=path.expected_rtt,
@@ -259,22 +401,3 @@ class Runner:
                      attempts=path.attempts)
             for path in network.probe(self._stages.at)])
 
-
-def calibrate(scenario: Scenario, directory: Path, stages: Stages, steps: int = 12) -> None:
-    """Write compute.json: seconds of a training step's parts without exchange, W ranks computing at once, per W.
-
-    Medians over the steps (the first 4 left out) and ranks. No collective is run.
-    """
-    assert scenario.training is not None
-    parts: dict[str, dict[str, float]] = {}
-    stages.stage("calibrating computation", len(scenario.worlds))
-    for size, world in scenario.worlds.items():
-        with tempfile.TemporaryDirectory() as store, Ranks([
-                Place(rank=rank, world_size=size, host=host, store=f"{store}/store", arms=(),
-                      timeout=scenario.timeout)
-                for rank, host in enumerate(world)]) as ranks:
-            seen = [step for result in ranks.tell("compute", steps=steps, workload=scenario.training.workload.name)
-                    for step in result[4:]]
-        parts[str(size)] = {part: statistics.median(step[part] for step in seen) for part in seen[0]}
-        stages.advance()
-    (directory / "compute.json").write_text(json.dumps(parts, indent=2) + "\n")

@@ -1,0 +1,120 @@
+"""What of a run is measured already; so a run that was ended, however, goes on from its last finished point.
+
+A repetition of an all-reduce is finished when its measurement is written, which is the last that is written of it; a
+training when the outcomes of all its ranks are. What else a killed run left (a line that is cut off, telemetry of a
+repetition without a measurement, steps of a training without outcomes) is removed before the run goes on: nothing that
+was finished is lost, and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scenarios.records import Fidelity, Measurement, Outcome, load
+
+MEASURED = ("measurements.jsonl", "outcomes.jsonl", "applied.jsonl", "failures.jsonl", "fidelity.jsonl")
+"""The files that measuring adds lines to, beside those of telemetry/; each line says its campaign."""
+RERUNS = 1
+"""How often a campaign is measured again whose links were not what the topology describes."""
+
+Key = tuple[Any, ...]
+"""(campaign, workload, world size, arm, then bytes and repetition, or bucket view)"""
+
+
+def repetition(campaign: int, world_size: int, arm: str, nbytes: int, number: int) -> Key:
+    """Of an all-reduce."""
+    return campaign, "all_reduce", world_size, arm, nbytes, number
+
+
+def training(campaign: int, workload: str, world_size: int, arm: str, view: bool | None) -> Key:
+    """Of a training arm, or of a script."""
+    return campaign, workload, world_size, arm, view
+
+
+def finished(directory: Path) -> set[Key]:
+    """What is measured whole."""
+    done = {_key(m.model_dump()) for m in _load(directory / "measurements.jsonl", Measurement)
+            if m.workload == "all_reduce"}
+    ranks: dict[Key, set[int]] = defaultdict(set)
+    for outcome in _load(directory / "outcomes.jsonl", Outcome):
+        key = _key(outcome.model_dump())
+        ranks[key].add(outcome.rank)
+        if len(ranks[key]) == outcome.world_size:
+            done.add(key)
+    return done
+
+
+def mend(directory: Path) -> None:
+    """Remove what is there of repetitions and trainings that are not finished, and lines that are cut off."""
+    done = finished(directory)
+    for file in _files(directory):
+        if file.name in ("fidelity.jsonl", "failures.jsonl"):  # about no repetition or training alone
+            _rewrite(file, lambda line: True)
+        else:
+            _rewrite(file, lambda line: _key(line) in done)
+
+
+def probed(directory: Path, campaign: int) -> bool:
+    """Whether the links have been probed after the campaign, and so whether it has come to its end."""
+    return any(probe.campaign == campaign and probe.when == "after"
+               for probe in _load(directory / "fidelity.jsonl", Fidelity))
+
+
+def off(directory: Path, campaign: int) -> list[str]:
+    """The paths that were not what the topology describes, before or after the campaign."""
+    return sorted({f"{probe.source} -> {probe.target}" for probe in _load(directory / "fidelity.jsonl", Fidelity)
+                   if probe.campaign == campaign and not probe.valid})
+
+
+def voids(directory: Path) -> Iterator[tuple[int, Path]]:
+    """The campaigns that are void, and where what they measured is kept."""
+    for kept in sorted((directory / "void").glob("campaign*-*")):
+        yield int(kept.name.removeprefix("campaign").partition("-")[0]), kept
+
+
+def void(directory: Path, campaign: int) -> Path:
+    """Move everything that a campaign measured to a directory of its own, which is returned."""
+    number = sum(of == campaign for of, _ in voids(directory)) + 1
+    kept = directory / "void" / f"campaign{campaign}-{number}"
+    # The probes last: killed in between, the campaign is still one whose links were off.
+    for file in sorted(_files(directory), key=lambda file: file.name == "fidelity.jsonl"):
+        whole = _lines(file)
+        if gone := [line for line in whole if json.loads(line).get("campaign") == campaign]:
+            copy = kept / file.relative_to(directory)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(b"".join(gone))
+            _rewrite(file, lambda line: line.get("campaign") != campaign)
+    return kept
+
+
+def _key(line: dict[str, Any]) -> Key:
+    workload = line["workload"]
+    if workload == "all_reduce":
+        return repetition(line["campaign"], line["world_size"], line["arm"], line["nbytes"], line["repetition"])
+    return training(line["campaign"], workload, line["world_size"], line["arm"], line.get("bucket_view"))
+
+
+def _files(directory: Path) -> list[Path]:
+    named = [directory / name for name in MEASURED]
+    return [file for file in (*named, *sorted((directory / "telemetry").glob("*.jsonl"))) if file.exists()]
+
+
+def _lines(file: Path) -> list[bytes]:
+    """Its whole lines: one without an end was cut off."""
+    return [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _rewrite(file: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep these lines only; whoever reads meanwhile sees the file as it was or as it is."""
+    new = file.with_suffix(".new")
+    new.write_bytes(b"".join(line for line in _lines(file) if keep(json.loads(line))))
+    os.replace(new, file)
+
+
+def _load(file: Path, kind: Any) -> Iterable[Any]:
+    return load(file, kind) if file.exists() else ()
