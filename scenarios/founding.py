@@ -20,7 +20,7 @@ from pathlib import Path
 from emulator.hosts import composed
 from emulator.hosts.door import Door
 from emulator.links.namespace import LinkError
-from scenarios.commands.run import compare
+from scenarios.commands import run
 from scenarios.compose_file import DEFAULT
 
 _PATIENCE = 60.0
@@ -68,9 +68,11 @@ def direct(topology: Path, hosts: Sequence[str], tied: dict[str, Door]) -> int:
     with tempfile.TemporaryDirectory() as room:
         file = Path(room, "scenario.yaml")
         file.write_text(text)
-        status = compare(argparse.Namespace(scenario=file, output=None, runtime="compose", script=None,
-                                            calibration=None, calibrate=False,
-                                            engine=os.environ.get("ENGINE", "auto")))
+        parser = argparse.ArgumentParser()
+        run.add(parser.add_subparsers())
+        options = parser.parse_args(["compare", str(file), "--engine", os.environ.get("ENGINE", "auto")])
+        options.runtime = "compose"
+        status = run.compare(options)
     if late := composed.doors() - present:
         raise ValueError(f"{', '.join(sorted(late))} came up when the run had begun without it: run it again")
     return status
