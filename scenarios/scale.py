@@ -9,9 +9,8 @@ distribution of shape 1.2 above 0.5 MB/s, cut off at 125 MB/s), each direction f
 from __future__ import annotations
 
 import math
-import resource
+import pathlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -76,7 +75,9 @@ class Scale(Record):
     simulated: float
     """Seconds of the collective."""
     wall: float
-    """Seconds of simulating it, the network not counted."""
+    """Seconds of simulating it, making the network not counted."""
+    cpu: float
+    """Those of them in which it had a core."""
     events: int
     messages: int
     peak_bytes: int
@@ -84,21 +85,26 @@ class Scale(Record):
 
     @property
     def events_per_second(self) -> float:
-        """Events simulated in a second."""
-        return self.events / self.wall
+        """Events simulated in a second of a core."""
+        return self.events / self.cpu
 
 
 def run(case: Case) -> Scale:
     """Simulate one all-reduce. Raises ValueError for an arm that the simulator does not know."""
     topology = generate(case.world_size, case.seed)
     hosts = [host.name for host in topology.hosts]
-    start = time.perf_counter()
+    start = time.perf_counter(), time.process_time()
     outcome = sim.all_reduce(topology, hosts, case.arm, case.nbytes)
-    wall = time.perf_counter() - start
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) counts KiB on Linux
+    wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
     return Scale(arm=case.arm, world_size=case.world_size, nbytes=case.nbytes, seed=case.seed,
-                 simulated=outcome.seconds, wall=wall, events=outcome.events, messages=sum(outcome.messages),
-                 peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+                 simulated=outcome.seconds, wall=wall, cpu=cpu, events=outcome.events,
+                 messages=sum(outcome.messages), peak_bytes=_peak())
+
+
+def _peak() -> int:
+    # getrusage(2) would also count what the process that this one was forked from had.
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def study(function: Callable[[Scenario], Result], scenarios: Sequence[Scenario],
@@ -118,15 +124,15 @@ def study(function: Callable[[Scenario], Result], scenarios: Sequence[Scenario],
 
 
 def growth(results: Iterable[Scale]) -> dict[str, float]:
-    """By arm, the power of W with which the time of simulating grows, from its smallest to its largest world.
+    """By arm, the power of W with which a core's time for simulating grows, from its smallest to its largest world.
 
     Arms with one world are left out.
     """
     by_arm: dict[str, dict[int, float]] = {}
     for result in results:
-        by_arm.setdefault(result.arm, {})[result.world_size] = result.wall
-    return {arm: math.log(walls[max(walls)] / walls[min(walls)]) / math.log(max(walls) / min(walls))
-            for arm, walls in by_arm.items() if len(walls) > 1}
+        by_arm.setdefault(result.arm, {})[result.world_size] = result.cpu
+    return {arm: math.log(took[max(took)] / took[min(took)]) / math.log(max(took) / min(took))
+            for arm, took in by_arm.items() if len(took) > 1}
 
 
 @contextmanager
@@ -156,13 +162,13 @@ def _die_silently() -> None:
 def table(results: Sequence[Scale]) -> Table:
     """Show what simulating took: a row a case, and the growth of each arm."""
     power = growth(results)
-    found = Table("arm", "W", "seed", "simulated", "took", "events", "events/s", "messages", "memory", "growth",
-                  title="one all-reduce, simulated", title_justify="left")
+    found = Table("arm", "W", "seed", "simulated", "took", "of a core", "events", "events/s", "messages", "memory",
+                  "growth", title="one all-reduce, simulated", title_justify="left")
     for column in found.columns[1:]:
         column.justify = "right"
     for result in sorted(results, key=lambda result: (result.arm, result.world_size, result.seed)):
         found.add_row(result.arm, str(result.world_size), str(result.seed), f"{result.simulated:.3f} s",
-                      f"{result.wall:.2f} s", f"{result.events:,}", f"{result.events_per_second:,.0f}",
-                      f"{result.messages:,}", format_size(result.peak_bytes),
+                      f"{result.wall:.2f} s", f"{result.cpu:.2f} s", f"{result.events:,}",
+                      f"{result.events_per_second:,.0f}", f"{result.messages:,}", format_size(result.peak_bytes),
                       f"W^{power[result.arm]:.2f}" if result.arm in power else "")
     return found

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 Networks are generated from their seed: W hosts in about sqrt(W) sites, rates of paths from a heavy tail. Every case is
-one all-reduce by one arm; `took` is what simulating it took, and depends on what else the machine does. With --jobs 1
-each case has a process of its own, and `memory` is what that had at most; with more, what the process had so far.
+one all-reduce by one arm; `took` is what simulating it took, `of a core` leaves out when others had it, and `growth` is
+of that. With --jobs 1 each case has a process of its own, and `memory` is what that had at most.
 
 examples:
   frogtorch scale                                              every arm at W = 64 and 256
