@@ -2,7 +2,8 @@
 
 ``calibration.json`` holds: one-flow goodput and idle round trip of every path at every speed-up that a scenario runs
 at; what a rank's own work costs, and what it computes, with W ranks at it together; the cores that they share; and how
-long a new connection takes for its first bytes. A prediction made with it has the basis ``calibrated``.
+long a new connection takes for its first bytes. :mod:`scenarios.calibrate` measures all that. A prediction made with it
+has the basis ``calibrated``.
 """
 
 from __future__ import annotations
@@ -52,31 +53,37 @@ class Calibration:
     paths: Mapping[float, Sequence[PathSeen]]
     """By speed-up."""
     costs: Mapping[int, Mapping[str, float]]
-    """By world size: seconds a byte to ``copy`` and to ``combine``, CPU seconds of a ``message gloo`` and a ``message
-    frogtorch``; medians over the ranks."""
+    """By world size: CPU seconds a byte to ``copy`` and to ``combine``, and of a ``message gloo`` and a ``message
+    frogtorch``; medians over the ranks, which are at it together."""
     compute: Mapping[int, Mapping[str, float]]
     """By world size: seconds of the parts of a training step. Empty if the scenario trains nothing."""
     cold: Sequence[tuple[str, str, int, float]]
     """Source, target, payload bytes and seconds until the last of them had come, on a new connection at life size."""
 
     def costs_of(self, arm: str, world: int) -> Costs:
-        """What a rank's own work takes in that world, for the simulator."""
-        own = self.costs[world]
+        """What a rank's own work takes in that world, for the simulator. Raises CalibrationError for one not measured.
+
+        `arm` is as the simulator calls it.
+        """
+        own = _of(self.costs, world)
         message = own["message gloo" if arm == "gloo" else "message frogtorch"]
         return Costs(copy=own["copy"], combine=own["combine"], message=message, cores=self.cores)
 
     def as_found(self, topology: Topology, speedup: float) -> Topology:
         """The shaped topology with what was found of its paths: ``topology.faster(speedup)``, corrected.
 
-        A path's two delays are scaled to the round trip. A goodput corrects what binds the path: its own rate, or an
-        access, whose correction is the median over the paths that it binds. Raises CalibrationError for a speed-up
-        that was not calibrated.
+        `topology` may be the part of the calibrated one that is used. A path's two delays are scaled to the round trip.
+        A goodput corrects what binds the path: its own rate, or an access, whose correction is the median over the
+        paths that it binds. Raises CalibrationError for a speed-up or a path that was not calibrated.
         """
         if speedup not in self.paths:
             raise CalibrationError(f"the calibration knows nothing of speed-up {speedup:g}, only of "
                                    f"{', '.join(f'{k:g}' for k in self.paths)}; calibrate this scenario")
         shaped = topology.faster(speedup)
         seen = {(path.source, path.target): path for path in self.paths[speedup]}
+        if missing := [path for path in shaped.paths if (path.source, path.target) not in seen]:
+            raise CalibrationError(f"the calibration knows nothing of {missing[0].source} -> {missing[0].target}; "
+                                   "calibrate this scenario")
         factors: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
         for path in shaped.paths:
             found = seen[path.source, path.target]
@@ -98,9 +105,20 @@ class Calibration:
         return replace(shaped, paths=tuple(map(path_as_found, shaped.paths)),
                        hosts=tuple(map(host_as_found, shaped.hosts)))
 
+    def computed(self, world: int) -> Mapping[str, float]:
+        """Seconds of the parts of a training step in that world. Raises CalibrationError for one not measured."""
+        return _of(self.compute, world)
+
     def save(self, file: File) -> None:
         """Write it as JSON."""
         file.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+
+def _of(measured: Mapping[int, Mapping[str, float]], world: int) -> Mapping[str, float]:
+    if world not in measured:
+        raise CalibrationError(f"the calibration knows nothing of W = {world}, only of "
+                               f"{', '.join(map(str, measured)) or 'no world'}; calibrate this scenario")
+    return measured[world]
 
 
 def _binding(topology: Topology, path: Path) -> tuple[str, ...]:
@@ -121,10 +139,13 @@ def load(file: File, topology: Topology) -> Calibration:
         content["paths"] = {float(k): [PathSeen(**path) for path in paths] for k, paths in content["paths"].items()}
         for name in ("costs", "compute"):
             content[name] = {int(world): parts for world, parts in content[name].items()}
+        content["cold"] = [(source, target, nbytes, seconds) for source, target, nbytes, seconds in content["cold"]]
         found = Calibration(**content)
     except OSError as error:
         raise CalibrationError(f"{file}: {error.strerror}; `frogtorch calibrate SCENARIO` writes one") from None
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except CalibrationError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:  # JSON's own is a ValueError
         raise CalibrationError(f"{file}: this is no calibration ({error!r}); `frogtorch calibrate SCENARIO` writes "
                                "one") from None
     if found.topology_sha256 != topology.sha256:

@@ -9,9 +9,26 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scenarios.commands import bench, compose, doctor, down, links, probe, ps, report, rule, run, scale, topology
+from scenarios.commands import (
+    bench,
+    calibrate,
+    compose,
+    doctor,
+    down,
+    heldout,
+    links,
+    probe,
+    ps,
+    report,
+    rule,
+    run,
+    scale,
+    together,
+    topology,
+)
 
-COMMANDS = (run, report, bench, topology, links, probe, rule, scale, compose, doctor, ps, down)
+COMMANDS = (run, report, together, calibrate, heldout, bench, topology, links, probe, rule, scale, compose, doctor, ps,
+            down)
 """In the order of the help."""
 
 _DESCRIPTION = """\

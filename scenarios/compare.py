@@ -19,8 +19,11 @@ from scenarios import fit
 from scenarios.arms import ARMS
 from scenarios.records import Measurement, Point, Prediction, load, sha256
 
-BLIND, CLOSED_FORM = "blind", "closed form"
-BASES = BLIND, CLOSED_FORM
+BLIND, CALIBRATED, CLOSED_FORM = "blind", "calibrated", "closed form"
+BASES = BLIND, CALIBRATED, CLOSED_FORM
+SIMULATED = BLIND, CALIBRATED
+"""The simulator's own; of the two only a run with a calibration has the second."""
+ALL_ARMS = "all arms"
 
 Key = tuple[str, int, str, int, bool | None]
 """Point.key: arm, world size, workload, bytes, bucket view."""
@@ -41,7 +44,7 @@ class Row:
     bucket_view: bool | None
     hosts: tuple[str, ...]
     predicted: Mapping[str, float]
-    """By basis; the closed form may be missing for a training workload, and both for an arm that is not simulated."""
+    """By basis; the closed form may be missing for a training workload, and all for an arm that is not simulated."""
     measured: fit.Estimate
     measurements: tuple[Measurement, ...]
     """At the scenario's speed-up for this size: those that count."""
@@ -59,6 +62,7 @@ class Errors:
     """|ln(measured / predicted)| of one arm over all `points` of the grid that have this basis."""
 
     arm: str
+    """Or ALL_ARMS."""
     basis: str
     points: int
     median: float
@@ -88,7 +92,8 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     predicted; those at others are its row's `scaled`.
 
     Raises CompareError when a measurement answers other predictions, ran on other hosts, or when a point has no
-    prediction (blind; closed form too for an all-reduce; of an arm that is not simulated none) or no measurement.
+    prediction (blind; closed form too for an all-reduce; calibrated if any is; of an arm that is not simulated none)
+    or no measurement.
     """
     strangers = [m for m in measurements if m.prediction != digest]
     if strangers:
@@ -113,25 +118,56 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
 
 
 def errors(rows: Iterable[Row]) -> list[Errors]:
-    """Summarise the errors per arm and basis, arms in the order of the rows."""
+    """Summarise the errors per arm and basis, arms in the order of the rows; last, if there are several, of all."""
     grid: dict[tuple[str, str], list[float]] = defaultdict(list)
+    over: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         for basis in BASES:
             error = row.error(basis)
             if error is not None:
                 grid[row.arm, basis].append(abs(error))
+                over[ALL_ARMS, basis].append(abs(error))
+    if len({arm for arm, _ in grid}) > 1:
+        grid |= over
     return [Errors(arm, basis, len(of), float(np.median(of)),
                    float(np.quantile(of, 0.9, method="inverted_cdf")), max(of))
             for (arm, basis), of in grid.items()]
 
 
+@dataclass(frozen=True)
+class Beaten:
+    """An arm that the closed form predicts better than the simulator: medians of |ln|, over the points with both."""
+
+    arm: str
+    basis: str
+    """The simulator's."""
+    simulator: float
+    closed_form: float
+
+
+def beaten(rows: Iterable[Row]) -> list[Beaten]:
+    """By arm, in the order of the rows, and last over all arms."""
+    rows = [row for row in rows if CLOSED_FORM in row.predicted]
+    found = []
+    for arm in [*dict.fromkeys(row.arm for row in rows), ALL_ARMS]:
+        own = [row for row in rows if arm in (row.arm, ALL_ARMS)]
+        for basis in SIMULATED:
+            if own and all(basis in row.predicted for row in own):
+                ours, theirs = (float(np.median([abs(row.error(of) or 0.0) for row in own]))
+                                for of in (basis, CLOSED_FORM))
+                if theirs < ours:
+                    found.append(Beaten(arm, basis, ours, theirs))
+    return found
+
+
 def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
                  measured: Mapping[Key, Sequence[Measurement]]) -> None:
     gaps = [f"not measured: {_name(key)}" for key in predicted if key not in measured]
+    simulated = SIMULATED if any(CALIBRATED in by for by in predicted.values()) else (BLIND,)
     for key in predicted.keys() | measured.keys():
         arm = ARMS.get(key[0])
         unknown = key[2] == "script" or (arm is not None and not arm.simulated)
-        needed = () if unknown else BASES if key[2] == "all_reduce" else (BLIND,)
+        needed = () if unknown else (*simulated, CLOSED_FORM) if key[2] == "all_reduce" else simulated
         gaps += [f"not predicted ({basis}): {_name(key)}" for basis in needed if basis not in predicted.get(key, {})]
     if gaps:
         raise CompareError("the grid has gaps, and errors are reported over the whole grid or not at all:\n  "

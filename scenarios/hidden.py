@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -70,8 +71,25 @@ def _try(rule: Rule, sizes: Sequence[int], kind: str, seed: str, draws: int) -> 
     return kind, truth(rule, times, sizes), said
 
 
+def commit() -> str:
+    """The hash of the commit that this is, as a seed. Raises ValueError outside a checkout."""
+    try:
+        return subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, check=True, capture_output=True,
+                              text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        raise ValueError("the seed is the commit's hash, and this is no checkout of git; give one with --seed") from None
+
+
 def network(kind: str, rng: random.Random, hosts: int = 6) -> Topology:
-    """Draw a network: rates log-uniform from 0.3 to 30 MB/s, delays uniform from 1 to 80 ms."""
+    """A drawn network: see :func:`draw`."""
+    with tempfile.TemporaryDirectory() as room:
+        file = Path(room) / "hidden.yaml"
+        file.write_text(draw(kind, rng, hosts, f"hidden-{kind}"), encoding="utf-8")
+        return load(file)
+
+
+def draw(kind: str, rng: random.Random, hosts: int, name: str) -> str:
+    """Draw a network, as YAML: rates log-uniform from 0.3 to 30 MB/s, delays uniform from 1 to 80 ms."""
     def rate() -> str:
         return f"{math.exp(rng.uniform(math.log(0.3), math.log(30))):.4f} MB/s"
 
@@ -80,16 +98,13 @@ def network(kind: str, rng: random.Random, hosts: int = 6) -> Topology:
 
     one = rate()
     own = f", access: {{up: {one}, down: {one}}}" if kind == "access" else ""
-    lines = [f"name: hidden-{kind}", "sites: [here]", "hosts:",
+    lines = [f"name: {name}", "sites: [here]", "hosts:",
              *(f"  h{index}: {{site: here{access()}}}" for index in range(hosts)), "paths:"]
     for a in range(hosts):
         for b in range(a):
             limit = {"path": f", rate: {one}", "access": "", "mixed": f", rate: {rate()}"}[kind]
             lines.append(f"  - {{between: [h{a}, h{b}], delay: {rng.uniform(1, 80):.2f} ms{limit}}}")
-    with tempfile.TemporaryDirectory() as room:
-        file = Path(room) / "hidden.yaml"
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return load(file)
+    return "\n".join(lines) + "\n"
 
 
 def exact(topology: Topology, worlds: Sequence[int], sizes: Sequence[int]) -> Exact:

@@ -7,6 +7,8 @@ A run is a directory::
                                    campaign: link engine, its bias, congestion control, queues' and TCP's settings
     calibration.json               of a calibrated run: what probes found of the links and the machine
                                    (scenarios/calibration.py)
+    calibration.json               of a calibrated run: what probes found of the links and the machine
+                                   (scenarios/calibration.py)
     compute.json                   of a training scenario: seconds of the parts of a step by world size (forward,
                                    first_bucket and backward from the start of backward, optimiser)
     predictions.jsonl              Prediction a line, written and hashed before anything is measured
@@ -77,8 +79,8 @@ class Prediction(Point):
     """The simulator's answer, or the closed form's."""
 
     basis: Literal["blind", "calibrated", "closed form"]
-    """blind: from the YAML alone; calibrated: with what probes that ran no collective found of links and machine; closed
-    form: bytes over the bottleneck path, plus one-way delays."""
+    """blind: from the YAML alone; calibrated: with what probes that ran no collective found of links and machine;
+    closed form: bytes over the bottleneck path, plus one-way delays."""
     seconds: Seconds
     date: str
     """When: ISO 8601, UTC."""

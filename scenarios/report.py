@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from scenarios import bars, figures, tables
-from scenarios.compare import BASES
+from scenarios.compare import BLIND, CALIBRATED, CLOSED_FORM
 from scenarios.records import Fidelity
 from scenarios.results import Results
 
 CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n", "measured_median_s",
               "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error",
-              "bucket_view")
+              "bucket_view", "calibrated_s", "calibrated_ln_error")
 
 
 def report(directory: Path) -> tuple[RenderableType, bool]:
@@ -46,7 +46,7 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
     held = bars.checks(results)
     if held:
         parts.append(tables.bars(held))
-    parts += [tables.errors(results), Text("Written: " + ", ".join(str(file) for file in written))]
+    parts += [tables.errors(results.rows), Text("Written: " + ", ".join(str(file) for file in written))]
     broken = [check for check in held if check.broken]
     if broken:
         parts.append(Text("BROKEN: " + "; ".join(f"{check.bar}, but {check.ratio.value:.3f} at {check.where}"
@@ -67,8 +67,9 @@ def write_csv(results: Results, file: Path) -> None:
             low, high = row.measured.interval or (None, None)
             lines.writerow([row.arm, row.world_size, " ".join(row.hosts), row.workload, row.nbytes,
                             f"{row.measurements[0].speedup:g}", row.measured.n, row.measured.value, low, high,
-                            *(row.predicted.get(basis) for basis in BASES), *(row.error(basis) for basis in BASES),
-                            tables.on_off(row.bucket_view)])
+                            *(row.predicted.get(basis) for basis in (BLIND, CLOSED_FORM)),
+                            *(row.error(basis) for basis in (BLIND, CLOSED_FORM)), tables.on_off(row.bucket_view),
+                            row.predicted.get(CALIBRATED), row.error(CALIBRATED)])
 
 
 def header(results: Results) -> Text:

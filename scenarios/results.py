@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios import fit
-from scenarios.compare import BASES, Errors, Row, compare, errors
+from scenarios.compare import BASES, CALIBRATED, Row, compare
 from scenarios.records import Applied, Collective, Fidelity, Measurement, Outcome, Prediction, R, RecordError, load
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.scenario import load as load_scenario
@@ -53,12 +53,16 @@ class Results:
     fits: tuple[ArmFit, ...]
     ratios: tuple[Ratio, ...]
     verdict: Verdict | None
-    errors: tuple[Errors, ...]
     outcomes: tuple[Outcome, ...]
     collectives: tuple[Collective, ...]
     histories: tuple[History, ...]
     """On a network that changes: its trainings, step by step."""
     applied: tuple[Applied, ...]
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether there are calibrated predictions: of all points that are simulated, then."""
+        return any(CALIBRATED in row.predicted for row in self.rows)
 
     @classmethod
     def load(cls, directory: Path) -> Results:
@@ -74,7 +78,7 @@ class Results:
         return cls(
             directory, scenario, _environment(directory), _optional(directory / "fidelity.jsonl", Fidelity),
             tuple(rows), tuple(fits), tuple(_ratios(scenario, rows, fits)),
-            _verdict(scenario, rows), tuple(errors(rows)),
+            _verdict(scenario, rows),
             _optional(directory / "outcomes.jsonl", Outcome),
             tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
                   for line in load(file, Collective)),
@@ -104,11 +108,12 @@ def _fits(scenario: Scenario, rows: list[Row]) -> list[ArmFit]:
 def _fit(scenario: Scenario, sizes: AllReduce, world_size: int, arm: str, rows: list[Row]) -> ArmFit:
     own = _of(rows, world_size, arm)
     measurements = _measurements(own)
-    times = {basis: {row.nbytes: row.predicted[basis] for row in own} for basis in BASES}
+    times = {basis: {row.nbytes: row.predicted[basis] for row in own} for basis in BASES
+             if all(basis in row.predicted for row in own)}
     return ArmFit(
         arm, world_size, fit.intercept(measurements, sizes.intercept), fit.line(measurements, sizes.slope),
-        {basis: times[basis][sizes.intercept] for basis in BASES},
-        {basis: fit.predicted(times[basis], sizes.slope) for basis in BASES},
+        {basis: of[sizes.intercept] for basis, of in times.items()},
+        {basis: fit.predicted(of, sizes.slope) for basis, of in times.items()},
         theory(scenario.topology, scenario.worlds[world_size], arm))
 
 
@@ -120,7 +125,7 @@ def _ratios(scenario: Scenario, rows: list[Row], fits: list[ArmFit]) -> list[Rat
         if scenario.all_reduce and ring and shard:
             measured = fit.ratio(_measurements(_of(rows, world_size, "gloo")),
                                  _measurements(_of(rows, world_size, "shard")), scenario.all_reduce.slope)
-            predicted = {basis: ring.predicted_b[basis] / shard.predicted_b[basis] for basis in BASES}
+            predicted = {basis: ring.predicted_b[basis] / b for basis, b in shard.predicted_b.items()}
             found.append(Ratio(world_size, measured, predicted, ratio(scenario.topology, hosts)))
     return found
 

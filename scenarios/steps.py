@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from emulator.timeline import differences
 from emulator.topology import Topology
-from scenarios.compare import Row
+from scenarios.compare import BLIND, Row
 from scenarios.records import Prediction
 
 
@@ -42,7 +42,8 @@ class History:
 
 def histories(topology: Topology, rows: Iterable[Row], predictions: Sequence[Prediction]) -> Iterator[History]:
     """The trainings among the rows, step by step; `predictions` are those that the rows were joined from."""
-    predicted = {prediction.key: prediction.detail.get("steps") for prediction in predictions}
+    predicted = {prediction.key: prediction.detail.get("steps") for prediction in predictions
+                 if prediction.basis == BLIND}
     for row in rows:
         if row.workload != "training":
             continue

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from emulator.units import format_size
-from scenarios import original
+from scenarios import compare, original
 from scenarios.arms import ARMS, Keeps
 from scenarios.bars import Check
-from scenarios.compare import BLIND, CLOSED_FORM, Row
+from scenarios.compare import BASES, BLIND, CALIBRATED, CLOSED_FORM, SIMULATED, Row
 from scenarios.fit import Estimate, median
 from scenarios.records import Applied, Collective, Outcome
 from scenarios.results import Results
@@ -29,7 +29,10 @@ P = TypeVar("P", Row, Outcome)
 MEGA = 1e6
 FP32 = 4
 NONE = "–"
-_WORDS = ("arm", "bar", "point", "basis", "workload", "algorithm", "parameters", "network", "traffic")
+_CALIBRATED = ["calibrated", "error"]
+"""Columns that a calibrated run has more."""
+_WORDS = ("arm", "bar", "point", "basis", "workload", "algorithm", "parameters", "network", "traffic", "figure", "host",
+          "original", "class of network", "what", "value", "modules", "SHA-256", "path", "when", "what changed")
 """Columns of words, which stand at the left."""
 SCALES_WITHIN = 0.03
 """How far k·T may be apart at different speed-ups k."""
@@ -42,61 +45,66 @@ def points(results: Results) -> Iterator[Group]:
     for world_size, hosts in results.scenario.worlds.items():
         rows = [row for row in results.rows if row.workload == "all_reduce" and row.world_size == world_size]
         title = f"W = {world_size} ({', '.join(hosts)}), seconds"
-        yield _points(f"All-reduce, {title}", [row for row in rows if row.nbytes in sizes])
+        yield _points(f"All-reduce, {title}", [row for row in rows if row.nbytes in sizes], results.calibrated)
         beside = [row for row in rows if row.nbytes not in sizes]
         if beside:
-            yield _points(f"Other sizes, not in the fits, {title}", beside)
+            yield _points(f"Other sizes, not in the fits, {title}", beside, results.calibrated)
 
 
-def _points(title: str, rows: Iterable[Row]) -> Group:
-    table = _table("size", "arm", "predicted", "measured", "95 % interval", "n", "error", "closed form", "error")
+def _points(title: str, rows: Iterable[Row], calibrated: bool) -> Group:
+    table = sheet("size", "arm", "predicted", "measured", "95 % interval", "n", "error",
+                   *_CALIBRATED * calibrated, "closed form", "error")
     last = None
     for row in sorted(rows, key=lambda row: row.nbytes):
         table.add_row(format_size(row.nbytes) if row.nbytes != last else "", row.arm, time(row.predicted[BLIND]),
-                      *_estimate(row.measured), _error(row.error(BLIND)), time(row.predicted[CLOSED_FORM]),
-                      _error(row.error(CLOSED_FORM)))
+                      *_estimate(row.measured), _error(row.error(BLIND)),
+                      *[time(row.predicted[CALIBRATED]), _error(row.error(CALIBRATED))] if calibrated else [],
+                      time(row.predicted[CLOSED_FORM]), _error(row.error(CLOSED_FORM)))
         last = row.nbytes
-    return _titled(title, table)
+    return titled(title, table)
 
 
 def intercepts(results: Results) -> Group:
     """a, measured and predicted."""
     assert results.scenario.all_reduce is not None
     size = format_size(results.scenario.all_reduce.intercept)
-    table = _table("W", "arm", "measured", "95 % interval", "n", "predicted", "error", "closed form", "error")
+    table = sheet("W", "arm", "measured", "95 % interval", "n", "predicted", "error",
+                   *_CALIBRATED * results.calibrated, "closed form", "error")
     for f in results.fits:
-        table.add_row(str(f.world_size), f.arm, *_estimate(f.a), time(f.predicted_a[BLIND]),
-                      _relative(f.a.value, f.predicted_a[BLIND]), time(f.predicted_a[CLOSED_FORM]),
-                      _relative(f.a.value, f.predicted_a[CLOSED_FORM]))
-    return _titled(f"a, seconds: the median time of {size} at speed-up 1", table)
+        table.add_row(str(f.world_size), f.arm, *_estimate(f.a),
+                      *(cell for basis in BASES if basis in f.predicted_a
+                        for cell in (time(f.predicted_a[basis]), _relative(f.a.value, f.predicted_a[basis]))))
+    return titled(f"a, seconds: the median time of {size} at speed-up 1", table)
 
 
 def slopes(results: Results) -> Group:
     """b, measured, predicted and by theory."""
     assert results.scenario.all_reduce is not None
     sizes = ", ".join(format_size(size) for size in sorted(results.scenario.all_reduce.slope))
-    table = _table("W", "arm", "measured", "95 % interval", "ns/element", "predicted", "error", "theory", "error")
+    table = sheet("W", "arm", "measured", "95 % interval", "ns/element", "predicted", "error",
+                   *_CALIBRATED * results.calibrated, "theory", "error")
     for f in results.fits:
         b = f.line.slope
         table.add_row(str(f.world_size), f.arm, *_estimate(b, MEGA)[:2], f"{b.value * FP32 * 1e9:.0f}",
-                      time(f.predicted_b[BLIND] * MEGA), _relative(b.value, f.predicted_b[BLIND]),
+                      *(cell for basis in SIMULATED if basis in f.predicted_b
+                        for cell in (time(f.predicted_b[basis] * MEGA), _relative(b.value, f.predicted_b[basis]))),
                       time(f.theory.slope * MEGA) if f.theory else NONE,
                       _relative(b.value, f.theory.slope) if f.theory else NONE)
-    return _titled(f"b, seconds per MB (ns per fp32 element): Theil-Sen slope over {sizes}", table)
+    return titled(f"b, seconds per MB (ns per fp32 element): Theil-Sen slope over {sizes}", table)
 
 
 def ratios(results: Results) -> Group:
     """b_gloo / b_shard against theory, and what binds each arm."""
-    table = _table("W", "measured", "95 % interval", "predicted", "theory", "error", "gloo is bound by",
+    table = sheet("W", "measured", "95 % interval", "predicted", "theory", "error", "gloo is bound by",
                    "shard is bound by")
     bounds = {(f.world_size, f.arm): f"{f.theory.limit}, {f.theory.goodput / MEGA:.3f} MB/s" if f.theory else NONE
               for f in results.fits}
     for r in results.ratios:
-        table.add_row(str(r.world_size), f"{r.measured.value:.3f}", _interval(r.measured, 1, "{:.3f}".format),
+        table.add_row(str(r.world_size), f"{r.measured.value:.3f}", interval(r.measured),
                       f"{r.predicted[BLIND]:.3f}", f"{r.theory:.3f}" if r.theory else NONE,
                       _relative(r.measured.value, r.theory) if r.theory else NONE,
                       bounds[r.world_size, "gloo"], bounds[r.world_size, "shard"])
-    return _titled("b_gloo / b_shard; theory: W−1 where the limit is per path, 1 where it is at equal accesses", table)
+    return titled("b_gloo / b_shard; theory: W−1 where the limit is per path, 1 where it is at equal accesses", table)
 
 
 def verdict(results: Results) -> Group:
@@ -104,10 +112,10 @@ def verdict(results: Results) -> Group:
     found, rule = results.verdict, results.scenario.rule
     assert found is not None
     assert rule is not None
-    table = _table("W", "b_gloo / b_shard", "simultaneous 95 % interval", "W − 1", "share of the difference in b")
+    table = sheet("W", "b_gloo / b_shard", "simultaneous 95 % interval", "W − 1", "share of the difference in b")
     for world, ratio in found.ratios.items():
         phi = found.phi[world]
-        table.add_row(str(world), f"{ratio.value:.3f}", _interval(ratio, 1, "{:.3f}".format), str(world - 1),
+        table.add_row(str(world), f"{ratio.value:.3f}", interval(ratio), str(world - 1),
                       NONE if phi is None else f"{phi:.3f}")
     follows = {NEITHER: "follows neither W − 1 nor 1", UNDECIDED: "is undecided"}.get(
         found.follows, f"follows {found.follows}")
@@ -142,7 +150,7 @@ def _seconds(medians: Sequence[float]) -> str:
 
 def scaling(results: Results) -> Group:
     """The same points at several speed-ups: life-size, their times must agree, each with each."""
-    table = _table("W", "arm", "size", "k", "measured", "95 % interval", "n", "against the lowest k", "all k")
+    table = sheet("W", "arm", "size", "k", "measured", "95 % interval", "n", "against the lowest k", "all k")
     for row in results.rows:
         if row.scaled:
             times: dict[float, list[float]] = defaultdict(list)
@@ -154,25 +162,32 @@ def scaling(results: Results) -> Group:
             for k, estimate in found.items():
                 table.add_row(str(row.world_size), row.arm, format_size(row.nbytes), f"{k:g}", *_estimate(estimate),
                               _relative(estimate.value, lowest), verdict)
-    return _titled(f"Proof of the speed-up: k times the clock's seconds, at every k, within {SCALES_WITHIN:.0%}", table)
+    return titled(f"Proof of the speed-up: k times the clock's seconds, at every k, within {SCALES_WITHIN:.0%}", table)
 
 
-def errors(results: Results) -> Group:
-    """How far off the simulator and the closed form are, over the whole grid."""
-    table = _table("arm", "basis", "points", "median", "p90", "maximum")
-    for e in results.errors:
+def errors(rows: Sequence[Row]) -> Group:
+    """How far off the simulator and the closed form are, over the whole grid; and where the latter is nearer."""
+    table = sheet("arm", "basis", "points", "median", "p90", "maximum")
+    for e in compare.errors(rows):
         table.add_row(e.arm, e.basis, str(e.points), *(f"{value:.3f}" for value in (e.median, e.p90, e.maximum)))
-    return _titled("|ln(measured / predicted)| of the simulator (blind) and the closed form, over every point", table)
+    calibrated = any(CALIBRATED in row.predicted for row in rows)
+    known = "blind, calibrated" if calibrated else "blind"
+    shown = titled(f"|ln(measured / predicted)| of the simulator ({known}) and the closed form, over every point",
+                   table)
+    for b in compare.beaten(rows):
+        shown.renderables.append(Text(f"The closed form is nearer than the simulator ({b.basis}) for {b.arm}: median "
+                                      f"{b.closed_form:.3f}, against {b.simulator:.3f} at the same points."))
+    return shown
 
 
 def bars(checks: Sequence[Check]) -> Group:
     """What the scenario demands of the run, point by point."""
-    table = _table("bar", "point", "measured", "95 % interval", "verdict")
+    table = sheet("bar", "point", "measured", "95 % interval", "verdict")
     for check in checks:
         table.add_row(str(check.bar), check.where, f"{check.ratio.value:.3f}",
-                      _interval(check.ratio, 1, "{:.3f}".format), "BROKEN" if check.broken else "kept",
+                      interval(check.ratio), "BROKEN" if check.broken else "kept",
                       style="bold red" if check.broken else None)
-    return _titled("Bars: a ratio whose whole interval is beyond its bound breaks it", table)
+    return titled("Bars: a ratio whose whole interval is beyond its bound breaks it", table)
 
 
 def training(results: Results) -> Iterator[Group]:
@@ -181,12 +196,12 @@ def training(results: Results) -> Iterator[Group]:
     `view` is gradient_as_bucket_view.
     """
     for keeps, rows in _by_what_they_keep([row for row in results.rows if row.workload != "all_reduce"]):
-        table = _table("W", "arm", "view", "predicted", "measured", "95 % interval", "n", "error")
+        table = sheet("W", "arm", "view", "predicted", "measured", "95 % interval", "n", "error")
         for row in rows:
             table.add_row(str(row.world_size), row.arm, on_off(row.bucket_view),
                           time(row.predicted[BLIND]) if BLIND in row.predicted else NONE, *_estimate(row.measured),
                           _error(row.error(BLIND)))
-        yield _titled(f"Training, seconds of a step: {_KEPT[keeps]}", table)
+        yield titled(f"Training, seconds of a step: {_KEPT[keeps]}", table)
 
 
 def outcomes(results: Results) -> Iterator[Group]:
@@ -197,7 +212,7 @@ def outcomes(results: Results) -> Iterator[Group]:
     for keeps, ended in _by_what_they_keep(results.outcomes):
         accuracy = any(outcome.held_out_accuracy is not None for outcome in ended)
         hooked = any(outcome.incorporated for outcome in ended)
-        table = _table("W", "arm", "view", "steps", "held-out loss", *["accuracy"] * accuracy, "all-reduces",
+        table = sheet("W", "arm", "view", "steps", "held-out loss", *["accuracy"] * accuracy, "all-reduces",
                        *["in a mean"] * hooked, "parameters")
         groups: dict[tuple[int, str, bool | None], list[Outcome]] = defaultdict(list)
         for outcome in ended:
@@ -208,7 +223,7 @@ def outcomes(results: Results) -> Iterator[Group]:
                           *[_range([o.held_out_accuracy for o in ranks], "{:.1%}".format)] * accuracy,
                           _distinct(NONE if o.all_reduces is None else str(o.all_reduces) for o in ranks),
                           *[_incorporated(ranks)] * hooked, _agreement(ranks, world_size, keeps))
-        yield _titled(f"Training, what the ranks ended with: {_KEPT[keeps]}", table)
+        yield titled(f"Training, what the ranks ended with: {_KEPT[keeps]}", table)
 
 
 _KEPT = {Keeps.SUM: "arms that keep the sum", Keeps.SYNCHRONY: "arms that exchange approximations",
@@ -259,20 +274,20 @@ def _distinct(texts: Iterable[str]) -> str:
 def steps(results: Results) -> Iterator[Group]:
     """Each training on a network that changes, step by step, beside the network."""
     for history in results.histories:
-        table = _table("step", "begins, predicted", "measured", "takes, predicted", "measured", "error", "network")
+        table = sheet("step", "begins, predicted", "measured", "takes, predicted", "measured", "error", "network")
         for step in history.steps:
             table.add_row(str(step.number), *(NONE if second is None else f"{second:.1f}"
                                               for second in (step.predicted_second, step.measured_second)),
                           NONE if step.predicted is None else time(step.predicted), time(step.measured),
                           _error(step.error), step.network)
         view = "" if history.row.bucket_view is None else f", bucket view {on_off(history.row.bucket_view)}"
-        yield _titled(f"Training step by step, {history.row.arm}, W = {history.row.world_size}{view}: seconds of the "
+        yield titled(f"Training step by step, {history.row.arm}, W = {history.row.world_size}{view}: seconds of the "
                       "timeline at which a step begins, and seconds that it takes", table)
 
 
 def applied(results: Results) -> Group:
     """What of the timeline was done to the network."""
-    table = _table("W", "arm", "view", "changes", "late, median", "at most", "traffic")
+    table = sheet("W", "arm", "view", "changes", "late, median", "at most", "traffic")
     done: dict[tuple[int, str, bool | None], list[Applied]] = defaultdict(list)
     for one in results.applied:
         done[one.world_size, one.arm, one.bucket_view].append(one)
@@ -282,12 +297,12 @@ def applied(results: Results) -> Group:
                    f"{one.ended_second:.1f} s" for one in all_done if one.received_bytes is not None]
         late = [f"{value:.1f}" for value in (statistics.median(changes), max(changes))] if changes else [NONE, NONE]
         table.add_row(str(world_size), arm, on_off(view), str(len(changes)), *late, "\n".join(traffic))
-    return _titled("The timeline, as it was applied; late in milliseconds by the clock", table)
+    return titled("The timeline, as it was applied; late in milliseconds by the clock", table)
 
 
 def phases(results: Results) -> Group:
     """Medians of what the backend's telemetry says of its all-reduces, per size (bucket, in training)."""
-    table = _table("workload", "W", "algorithm", "size", "k", "n", "publish", "phase 1", "phase 2", "whole")
+    table = sheet("workload", "W", "algorithm", "size", "k", "n", "publish", "phase 1", "phase 2", "whole")
     groups: dict[tuple[str, int, str, int, float], list[Collective]] = defaultdict(list)
     for c in results.collectives:
         if c.collective == "all_reduce":
@@ -296,7 +311,7 @@ def phases(results: Results) -> Group:
         table.add_row(workload, str(world_size), algorithm, format_size(nbytes), f"{speedup:g}", str(len(seen)),
                       *(_milliseconds(getattr(c, part) for c in seen)
                         for part in ("publish", "phase1", "phase2", "seconds")))
-    return _titled("Phases of an all-reduce, medians over ranks, milliseconds by the clock at speed-up k", table)
+    return titled("Phases of an all-reduce, medians over ranks, milliseconds by the clock at speed-up k", table)
 
 
 def _milliseconds(values: Iterable[float | None]) -> str:
@@ -310,10 +325,11 @@ def time(seconds: float) -> str:
 
 
 def _estimate(estimate: Estimate, scale: float = 1) -> tuple[str, str, str]:
-    return time(estimate.value * scale), _interval(estimate, scale, time), str(estimate.n)
+    return time(estimate.value * scale), interval(estimate, time, scale), str(estimate.n)
 
 
-def _interval(estimate: Estimate, scale: float, text: Callable[[float], str]) -> str:
+def interval(estimate: Estimate, text: Callable[[float], str] = "{:.3f}".format, scale: float = 1) -> str:
+    """Say an estimate's interval: 1.021…1.043."""
     return NONE if estimate.interval is None else "{}…{}".format(*(text(end * scale) for end in estimate.interval))
 
 
@@ -325,7 +341,8 @@ def _relative(measured: float, expected: float) -> str:
     return f"{measured / expected - 1:+z.1%}"
 
 
-def _table(*columns: str) -> Table:
+def sheet(*columns: str) -> Table:
+    """Return an empty table; columns of words stand at the left, of numbers at the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         words = column in _WORDS or column.endswith("bound by")
@@ -334,6 +351,6 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _titled(title: str, table: Table) -> Group:
+def titled(title: str, table: Table) -> Group:
     """A title of its own is as wide as the terminal; rich would wrap the table's to the table."""
     return Group(Text(title, style="bold"), table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +35,7 @@ def _rule(options: argparse.Namespace) -> int:
     if options.worlds < 1 or options.draws < 1:
         raise ValueError("--worlds and --draws are 1 or more")
     scenario = load(options.scenario)
-    seed = options.seed or subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, check=True,
-                                          capture_output=True, text=True).stdout.strip()
+    seed = options.seed or hidden.commit()
     with ProcessPoolExecutor() as executor:
         scores = hidden.scores(scenario, options.worlds, options.draws, seed, executor)
     table = Table("class of network", "b_gloo / b_shard follows", "draws", "right", "undecided", "wrong")

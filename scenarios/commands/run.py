@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import shutil
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +14,10 @@ from rich.table import Table
 
 from emulator.hosts.runtime import chosen
 from scenarios import records
+from scenarios.calibration import Calibration
+from scenarios.calibration import load as load_calibration
 from scenarios.commands import command, console, link_options, report
-from scenarios.compare import Key
+from scenarios.compare import BASES, BLIND, Key
 from scenarios.environment import environment
 from scenarios.predict import predict
 from scenarios.progress import Stages
@@ -28,6 +29,9 @@ from scenarios.tables import on_off
 if TYPE_CHECKING:
     from scenarios.commands import Commands
 
+Compute = dict[str, dict[str, float]]
+"""The content of compute.json."""
+
 
 def add(commands: Commands) -> None:
     """Add the three commands."""
@@ -37,6 +41,7 @@ def add(commands: Commands) -> None:
     predicting.add_argument("--compute", type=Path, metavar="FILE",
                             help="compute.json of an earlier run of this machine: what a training step computes; "
                                  "without it, training steps are predicted as their exchange alone")
+    _calibration(predicting)
     measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written")
     measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
     link_options(measuring)
@@ -44,6 +49,9 @@ def add(commands: Commands) -> None:
                         "predict, then measure, a scenario, and report both side by side")
     _scenario(comparing)
     link_options(comparing)
+    _calibration(comparing)
+    comparing.add_argument("--calibrate", action="store_true",
+                           help="calibrate first, on the same links, and predict with that too")
 
 
 def _scenario(of: argparse.ArgumentParser) -> None:
@@ -58,13 +66,18 @@ def _scenario(of: argparse.ArgumentParser) -> None:
                     help="what comes behind goes to the script")
 
 
+def _calibration(of: argparse.ArgumentParser) -> None:
+    of.add_argument("--calibration", type=Path, metavar="FILE",
+                    help="what `frogtorch calibrate` wrote of the same topology on this machine: every point is "
+                         "predicted with it too")
+
+
 def _predict(options: argparse.Namespace) -> int:
     scenario, script = _loaded(options)
-    compute = json.loads(options.compute.read_text()) if options.compute else None
+    calibration = _known(options, scenario)
+    compute = json.loads(options.compute.read_text()) if options.compute else _compute(scenario, script, calibration)
     directory = options.directory = _new_run(scenario, script, options.output)
-    if options.compute:
-        shutil.copyfile(options.compute, directory / "compute.json")
-    _write_predictions(scenario, directory, compute)
+    _write_predictions(scenario, directory, compute, calibration)
     if scenario.training and not script and compute is None:
         print("training steps are predicted as their exchange alone: no --compute was given", file=sys.stderr)
     _print_predictions(directory)
@@ -90,16 +103,22 @@ def _measure(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Predict ``options.scenario``, measure it and report; 1 if links were invalid or a bar is broken."""
     scenario, script = _loaded(options)
+    if options.calibration and options.calibrate:
+        raise ValueError("--calibration takes what was calibrated before, --calibrate does it now: give one of them")
+    calibration = _known(options, scenario)
     _preflight(scenario, options)
     directory = options.directory = _new_run(scenario, script, options.output)
-    compute = None
-    if scenario.training and not script:
-        from scenarios.runner import calibrate
+    if options.calibrate:
+        from scenarios.commands.calibrate import measured
+
+        calibration = measured(scenario, options)
+    compute = _compute(scenario, script, calibration)
+    if scenario.training and not script and compute is None:
+        from scenarios.calibrate import computing
 
         with Stages() as stages:
-            calibrate(scenario, directory, stages)
-        compute = json.loads((directory / "compute.json").read_text())
-    _write_predictions(scenario, directory, compute)
+            compute = {str(world): parts for world, parts in computing(scenario, stages).items()}
+    _write_predictions(scenario, directory, compute, calibration)
     _run(scenario, directory, options)
     options.run = directory
     return report.show(options)
@@ -134,10 +153,34 @@ def _new_run(scenario: Scenario, script: Script | None, output: Path | None) -> 
     return directory
 
 
-def _write_predictions(scenario: Scenario, directory: Path, compute: dict[str, dict[str, float]] | None) -> None:
+def _known(options: argparse.Namespace, scenario: Scenario) -> Calibration | None:
+    """The calibration that the options name. Raises CalibrationError if it says too little for the scenario."""
+    if options.calibration is None:
+        return None
+    known = load_calibration(options.calibration, scenario.topology)
+    for world, speedup in scenario.speedups.items():
+        known.costs_of("gloo", world)
+        known.as_found(scenario.network, speedup)
+    return known
+
+
+def _compute(scenario: Scenario, script: Script | None, calibration: Calibration | None) -> Compute | None:
+    """What a calibration says of the scenario's training, as compute.json has it."""
+    if calibration is None or script is not None or not scenario.training:
+        return None
+    return {str(world): dict(calibration.computed(world)) for world in scenario.worlds}
+
+
+def _write_predictions(scenario: Scenario, directory: Path, compute: Compute | None,
+                       calibration: Calibration | None) -> None:
+    """Write what was calibrated, and what is predicted of it. Nothing is measured until that is written."""
+    if compute is not None:
+        (directory / "compute.json").write_text(json.dumps(compute, indent=2) + "\n")
+    if calibration is not None:
+        calibration.save(directory / "calibration.json")
     with Stages() as stages:
         stages.stage("predicting", 1)
-        records.append(directory / "predictions.jsonl", predict(scenario, compute))
+        records.append(directory / "predictions.jsonl", predict(scenario, compute, calibration))
 
 
 def _preflight(scenario: Scenario, options: argparse.Namespace) -> None:
@@ -162,11 +205,13 @@ def _run(scenario: Scenario, directory: Path, options: argparse.Namespace) -> No
 
 
 def _print_predictions(directory: Path) -> None:
-    table = Table("W", "arm", "workload", "bucket view", "size", "predicted s", "closed form s")
     rows: dict[Key, dict[str, float]] = {}
     for prediction in records.load(directory / "predictions.jsonl", records.Prediction):
         rows.setdefault(prediction.key, {})[prediction.basis] = prediction.seconds
+    bases = [basis for basis in BASES if any(basis in by for by in rows.values())] or BASES
+    table = Table("W", "arm", "workload", "bucket view", "size", *(
+        "predicted s" if basis == BLIND else f"{basis} s" for basis in bases))
     for (arm, size, workload, nbytes, view), by in rows.items():
-        table.add_row(str(size), arm, workload, on_off(view), f"{nbytes:,} B", f"{by['blind']:.4f}",
-                      f"{by['closed form']:.4f}" if "closed form" in by else "")
+        table.add_row(str(size), arm, workload, on_off(view), f"{nbytes:,} B",
+                      *(f"{by[basis]:.4f}" if basis in by else "" for basis in bases))
     console().print(table)

@@ -55,7 +55,7 @@ def test_arms_are_summarised_apart():
                 + measurements(8, 4.0))
     assert {(e.arm, e.basis): round(e.median, 4) for e in errors(rows)} == {
         ("gloo", "blind"): 0.6931, ("gloo", "closed form"): 0.6931, ("shard", "blind"): 1.3863,
-        ("shard", "closed form"): 1.3863}
+        ("shard", "closed form"): 1.3863, ("all arms", "blind"): 1.0397, ("all arms", "closed form"): 1.0397}
 
 
 def test_measurements_that_answer_other_predictions_are_refused():

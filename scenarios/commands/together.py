@@ -1,0 +1,38 @@
+"""``frogtorch together``: what several measured runs say together."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from scenarios.commands import command, console
+
+if TYPE_CHECKING:
+    from scenarios.commands import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    joining = command(commands, "together", _together,
+                      "the errors of predictions over several runs; for runs on several networks with the same worlds "
+                      "and sizes, also what of the time is distance and what is world size")
+    joining.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                         help="measured run directories; networks from near to far")
+
+
+def _together(options: argparse.Namespace) -> int:
+    from scenarios import together
+    from scenarios.results import Results
+
+    runs = [Results.load(directory) for directory in options.runs]
+    out = console()
+    for part in together.distance(runs):
+        out.print(part, Text())
+    out.print(together.score(runs))
+    if invalid := [str(run.directory) for run in runs if not all(probe.valid for probe in run.fidelity)]:
+        out.print(f"INVALID, links were not what the topology describes: {', '.join(invalid)}", style="bold red")
+        return 1
+    return 0

@@ -1,0 +1,165 @@
+"""What is calibrated is kept, corrects the network and the ranks, and makes predictions of a third basis."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emulator.topology import load as load_topology
+from scenarios.calibrate import COLD, extremes, speedups
+from scenarios.calibration import Calibration, CalibrationError, PathSeen, load
+from scenarios.predict import predict
+from scenarios.scenario import load as load_scenario
+
+ROOT = Path(__file__).parents[2]
+PAYLOAD = 1448 / 1514
+TOPOLOGY = """\
+name: made
+sites: [here]
+hosts:
+  a: {site: here}
+  b: {site: here%s}
+defaults: {delay: 10 ms}
+paths:
+  - {between: [here, here]%s}
+"""
+SCENARIO = """\
+name: made
+topology: topology.yaml
+worlds: {2: [a, b]}
+arms: [gloo, shard]
+speedup: 10
+all_reduce: {intercept: 4 KiB, slope: [1.05 MB, 2.1 MB, 4.2 MB]}
+"""
+COSTS = {"copy": 1e-10, "combine": 2e-10, "message gloo": 3e-5, "message frogtorch": 4e-5}
+
+
+def made(directory, host="", path=", rate: 1 MB/s"):
+    (directory / "topology.yaml").write_text(TOPOLOGY % (host, path))
+    return load_topology(directory / "topology.yaml")
+
+
+def calibration(topology, goodput=1.0, trip=1.0, speedups=(10.0, 1.0), worlds=(2,), **fields):
+    """As if every path had that much of the goodput and of the round trip that the topology has."""
+    seen = {k: [PathSeen(path.source, path.target, goodput * PAYLOAD * 1e6 * k, PAYLOAD * 1e6 * k, trip * 0.02 / k,
+                         0.02 / k) for path in topology.paths] for k in speedups}
+    return Calibration(topology.sha256, "2026-01-02T03:04:05+00:00", {"engine": "netem"}, 2, seen,
+                       dict.fromkeys(worlds, COSTS), {}, [("a", "b", 4096, 0.0123)], **fields)
+
+
+def test_a_path_is_as_it_was_found(tmp_path):
+    topology = made(tmp_path)
+    found = calibration(topology, 0.99, 1.02).as_found(topology, 10)
+    # 1 MB/s × 10 × 0.99, 10 ms ÷ 10 × 1.02.
+    assert found.path("a", "b").rate == pytest.approx(9.9e6)
+    assert found.path("b", "a").delay == pytest.approx(1.02e-3)
+
+
+def test_a_goodput_corrects_the_limit_that_binds(tmp_path):
+    # b's access binds both paths: its down that of a -> b, its up that of b -> a; the paths' own rates stay.
+    topology = made(tmp_path, ", access: {up: 1 MB/s, down: 1 MB/s}", ", rate: 5 MB/s")
+    found = calibration(topology, 0.98).as_found(topology, 1)
+    assert (found.host("b").up, found.host("b").down) == (pytest.approx(0.98e6), pytest.approx(0.98e6))
+    assert found.path("a", "b").rate == 5e6
+
+
+def test_a_message_costs_what_its_backend_takes(tmp_path):
+    found = calibration(made(tmp_path))
+    assert dataclasses.astuple(found.costs_of("gloo", 2)) == (1e-10, 2e-10, 3e-5, 2)
+    assert found.costs_of("shard", 2).message == 4e-5
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    topology = made(tmp_path)
+    written = calibration(topology)
+    written.save(tmp_path / "calibration.json")
+    assert load(tmp_path / "calibration.json", topology) == written
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("{", "this is no calibration"), ("[]", "this is no calibration"), ('{"schema": 2}', "another version"),
+    ('{"schema": 1}', "this is no calibration"), (None, r"frogtorch calibrate SCENARIO. writes one")])
+def test_what_is_no_calibration_is_refused(tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "c.json").write_text(text)
+    with pytest.raises(CalibrationError, match=rf"c\.json: .*{says}"):
+        load(tmp_path / "c.json", made(tmp_path))
+
+
+def test_one_of_another_topology_is_refused(tmp_path):
+    calibration(made(tmp_path)).save(tmp_path / "c.json")
+    with pytest.raises(CalibrationError, match="another topology"):
+        load(tmp_path / "c.json", made(tmp_path, path=", rate: 2 MB/s"))
+
+
+def test_what_was_not_calibrated_is_not_guessed(tmp_path):
+    topology = made(tmp_path)
+    found = calibration(topology)
+    with pytest.raises(CalibrationError, match="knows nothing of speed-up 5, only of 10, 1"):
+        found.as_found(topology, 5)
+    with pytest.raises(CalibrationError, match="knows nothing of W = 3, only of 2"):
+        found.costs_of("gloo", 3)
+    with pytest.raises(CalibrationError, match="knows nothing of W = 2, only of no world"):
+        found.computed(2)
+    cut = dataclasses.replace(found, paths={1.0: found.paths[1.0][:1]})
+    with pytest.raises(CalibrationError, match="knows nothing of b -> a"):
+        cut.as_found(topology, 1)
+
+
+def test_every_point_is_predicted_with_it_too(tmp_path):
+    topology = made(tmp_path)
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    scenario = load_scenario(tmp_path / "s.yaml")
+    points = list(predict(scenario, calibration=calibration(topology, 0.5)))
+    assert [p.basis for p in points] == ["blind", "calibrated", "closed form"] * 8
+    by = {(p.basis, p.arm, p.nbytes): p.seconds for p in points}
+    for arm in ("gloo", "shard"):
+        # Half the rate: the bytes of 4.2 MB, 2/2 of them over each path, take 4.2 ÷ 0.478 s in place of ÷ 0.956.
+        assert by["calibrated", arm, 4_200_000] - by["blind", arm, 4_200_000] == pytest.approx(4.2 / PAYLOAD, rel=0.02)
+    # What is not calibrated is as without a calibration.
+    assert [p.seconds for p in points if p.basis != "calibrated"] == [p.seconds for p in predict(scenario)]
+
+
+def test_new_connections_are_looked_at_at_life_size_on_the_slowest_path_and_the_fastest(tmp_path):
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    made(tmp_path)
+    assert speedups(load_scenario(tmp_path / "s.yaml")) == [10, 1]
+    founding = load_topology(ROOT / "topologies/seattle-newyork.yaml")
+    slow, fast = extremes(founding)
+    assert (slow.rate, fast.rate) == (0.7e6, 30e6)
+    assert len(extremes(load_topology(ROOT / "topologies/lan.yaml"))) == 1
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_network_is_calibrated_and_predicted_with(tmp_path):
+    made(tmp_path, path=", rate: 2 MB/s")
+    (tmp_path / "s.yaml").write_text(SCENARIO.replace("10", "5"))
+
+    def frogtorch(*arguments):
+        return subprocess.run([sys.executable, "-m", "frogtorch", *map(str, arguments)], capture_output=True, text=True,
+                              cwd=ROOT, check=False)
+
+    file = tmp_path / "c.json"
+    done = frogtorch("calibrate", tmp_path / "s.yaml", "--output", file)
+    assert done.returncode == 0, done.stderr
+    found = load(file, load_topology(tmp_path / "topology.yaml"))
+    assert list(found.paths) == [5, 1]
+    for k, paths in found.paths.items():
+        for path in paths:
+            assert path.goodput == pytest.approx(2e6 * k * PAYLOAD, rel=0.05)
+            assert path.rtt == pytest.approx(0.02 / k, abs=0.002)
+    assert all(value > 0 for value in found.costs[2].values())
+    # A new connection: never before one way and the bytes at the path's rate, and longer for more.
+    curve = {nbytes: seconds for _, _, nbytes, seconds in found.cold}
+    assert list(curve) == list(COLD)
+    for nbytes, seconds in curve.items():
+        assert 0.01 + 0.9 * max(0, nbytes - 65536) / 2e6 < seconds < 1 + nbytes / 2e6
+    run = tmp_path / "run"
+    assert frogtorch("predict", tmp_path / "s.yaml", "--calibration", file, "--output", run).returncode == 0
+    assert json.loads((run / "calibration.json").read_text()) == json.loads(file.read_text())
+    bases = {json.loads(line)["basis"] for line in (run / "predictions.jsonl").read_text().splitlines()}
+    assert bases == {"blind", "calibrated", "closed form"}
