@@ -50,7 +50,6 @@ def test_another_schema_is_refused_with_file_and_line(tmp_path):
     (json.dumps({**MEASUREMENT, "seconds": math.inf}), "seconds: Input should be a finite number"),
     (json.dumps({**MEASUREMENT, "workload": "reduce"}),
      "workload: Input should be 'all_reduce', 'training' or 'script'"),
-     "workload: Input should be 'all_reduce', 'training' or 'script'"),
     (json.dumps({**MEASUREMENT, "nbytes": "many"}), "nbytes: "),
     (json.dumps(POINT), "repetition: Field required"),
 ])
