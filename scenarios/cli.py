@@ -47,7 +47,8 @@ examples:
 
 Measuring makes network namespaces, so it needs root; nothing outside them is touched."""
 
-_INTERRUPTED = "the network is gone, what was measured is kept in the run directory (a report needs all points)"
+_INTERRUPTED = ("the network is gone, what was measured is kept in the run directory: `frogtorch report` shows it, "
+                "`frogtorch measure --resume` goes on")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

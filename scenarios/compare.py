@@ -51,6 +51,11 @@ class Row:
     scaled: tuple[Measurement, ...]
     """At other speed-ups: they prove that it changes nothing, and are in no median, fit or error."""
 
+    @property
+    def key(self) -> Key:
+        """As Point.key."""
+        return self.arm, self.world_size, self.workload, self.nbytes, self.bucket_view
+
     def error(self, basis: str) -> float | None:
         """Return ln(measured median / predicted); None without a prediction of that basis."""
         predicted = self.predicted.get(basis)
@@ -71,8 +76,8 @@ class Errors:
     maximum: float
 
 
-def compare(directory: Path) -> list[Row]:
-    """Join the predictions.jsonl and measurements.jsonl of a run directory.
+def compare(directory: Path, partial: bool = False) -> list[Row]:
+    """Join the predictions.jsonl and measurements.jsonl of a run directory; see :func:`join`.
 
     Raises RecordError for a line that is no record, CompareError for a file that is missing and for what :func:`join`
     refuses.
@@ -82,14 +87,16 @@ def compare(directory: Path) -> list[Row]:
         if not file.exists():
             raise CompareError(f"{file}: there is no such file; `frogtorch {command}` writes it")
     return join(load(predictions, Prediction), load(directory / "measurements.jsonl", Measurement),
-                sha256(predictions))
+                sha256(predictions), partial)
 
 
-def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str) -> list[Row]:
+def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str,
+         partial: bool = False) -> list[Row]:
     """Return a row a point, in the order of the predictions.
 
     `digest` is the SHA-256 of the predictions' file. A point's measurements are those at the speed-up for which it was
-    predicted; those at others are its row's `scaled`.
+    predicted; those at others are its row's `scaled`. With `partial` points that are not measured are left out, to show
+    a run that is not finished: no error over the grid may be taken of it.
 
     Raises CompareError when a measurement answers other predictions, ran on other hosts, or when a point has no
     prediction (blind; closed form too for an all-reduce; calibrated if any is; of an arm that is not simulated none)
@@ -99,21 +106,23 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     if strangers:
         first = strangers[0]
         raise CompareError(
-            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {_name(first.key)}, "
+            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {name(first.key)}, "
             f"repetition {first.repetition}, carries {first.prediction[:12]}…, predictions.jsonl is "
             f"{digest[:12]}…; predictions must not change after measuring: predict and measure again")
     predicted: dict[Key, dict[str, Prediction]] = defaultdict(dict)
     for p in predictions:
         if p.basis in predicted[p.key]:
-            raise CompareError(f"{_name(p.key)} has two predictions, {p.basis}")
+            raise CompareError(f"{name(p.key)} has two predictions, {p.basis}")
         predicted[p.key][p.basis] = p
     measured: dict[Key, list[Measurement]] = defaultdict(list)
     scaled: dict[Key, list[Measurement]] = defaultdict(list)
     for m in measurements:
         speedups = {p.speedup for p in predicted.get(m.key, {}).values()}
         (measured if not speedups or m.speedup in speedups else scaled)[m.key].append(m)
-    _refuse_gaps(predicted, measured)
-    keys = [*predicted, *(key for key in measured if key not in predicted)]
+    if partial and not measured:
+        raise CompareError("nothing is measured yet: `frogtorch measure` does that")
+    _refuse_gaps(predicted, measured, partial)
+    keys = [*(key for key in predicted if key in measured), *(key for key in measured if key not in predicted)]
     return [_row(list(predicted.get(key, {}).values()), measured[key], scaled[key]) for key in keys]
 
 
@@ -161,14 +170,14 @@ def beaten(rows: Iterable[Row]) -> list[Beaten]:
 
 
 def _refuse_gaps(predicted: Mapping[Key, Mapping[str, Prediction]],
-                 measured: Mapping[Key, Sequence[Measurement]]) -> None:
-    gaps = [f"not measured: {_name(key)}" for key in predicted if key not in measured]
+                 measured: Mapping[Key, Sequence[Measurement]], partial: bool) -> None:
+    gaps = [] if partial else [f"not measured: {name(key)}" for key in predicted if key not in measured]
     simulated = SIMULATED if any(CALIBRATED in by for by in predicted.values()) else (BLIND,)
     for key in predicted.keys() | measured.keys():
         arm = ARMS.get(key[0])
         unknown = key[2] == "script" or (arm is not None and not arm.simulated)
         needed = () if unknown else (*simulated, CLOSED_FORM) if key[2] == "all_reduce" else simulated
-        gaps += [f"not predicted ({basis}): {_name(key)}" for basis in needed if basis not in predicted.get(key, {})]
+        gaps += [f"not predicted ({basis}): {name(key)}" for basis in needed if basis not in predicted.get(key, {})]
     if gaps:
         raise CompareError("the grid has gaps, and errors are reported over the whole grid or not at all:\n  "
                            + "\n  ".join(sorted(gaps)))
@@ -179,13 +188,14 @@ def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     for other in (*predictions, *measurements, *scaled):
         if other.hosts != point.hosts:
             how = "measured" if isinstance(other, Measurement) else "also predicted"
-            raise CompareError(f"{_name(point.key)}: predicted on {', '.join(point.hosts)}, but {how} on "
+            raise CompareError(f"{name(point.key)}: predicted on {', '.join(point.hosts)}, but {how} on "
                                f"{', '.join(other.hosts)}")
     return Row(*point.key, point.hosts, {p.basis: p.seconds for p in predictions},
                fit.median([m.seconds for m in measurements]), tuple(measurements), tuple(scaled))
 
 
-def _name(key: Key) -> str:
+def name(key: Key) -> str:
+    """Say which point it is."""
     arm, world_size, workload, nbytes, view = key
     setting = "" if view is None else f", bucket view {'on' if view else 'off'}"
     return f"{arm}, W={world_size}, {workload} of {nbytes} bytes{setting}"

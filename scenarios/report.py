@@ -1,16 +1,18 @@
-"""The report of a run: tables for the terminal; figures (PNG) and the joined points (CSV) into the run directory."""
+"""The report of a run: tables for the terminal, and a page with everything and further files in the run directory."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from scenarios import bars, figures, tables
+from scenarios import accounts, bars, figures, tables
 from scenarios.compare import BLIND, CALIBRATED, CLOSED_FORM
+from scenarios.page import timeline
+from scenarios.page.page import page
 from scenarios.records import Fidelity
 from scenarios.results import Results
 
@@ -18,16 +20,22 @@ CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n"
               "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error",
               "bucket_view", "calibrated_s", "calibrated_ln_error")
 
+SHOWN = 20
+"""How many of the points that are missing are named."""
+
 
 def report(directory: Path) -> tuple[RenderableType, bool]:
-    """Return the report of a measured run, for a rich Console; writes points.csv and the figures beside its records.
+    """Return the report of a measured run, for a rich Console, and whether the run was well: links, bars, all points.
 
-    And whether the run was well: its links valid, its bars kept. Raises what :meth:`Results.load` raises, before
-    anything is written.
+    Writes report.html, points.csv, the figures (PNG) and timeline.json (for Perfetto) beside the run's records. Raises
+    what :meth:`Results.load` raises, before anything is written.
     """
     results = Results.load(directory)
     write_csv(results, directory / "points.csv")
-    written = [directory / "points.csv", *figures.draw(results, directory)]
+    written = [directory / "report.html", directory / "points.csv", *figures.draw(results, directory)]
+    if results.collectives:
+        written.append(directory / "timeline.json")
+        timeline.write(directory, written[-1])
     parts: list[RenderableType] = [header(results)]
     if results.verdict:
         parts.append(tables.verdict(results))
@@ -38,24 +46,49 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
     if any(row.scaled for row in results.rows):
         parts.append(tables.scaling(results))
     if results.scenario.training:
-        parts += [*tables.training(results), *tables.steps(results), *tables.outcomes(results)]
+        parts += [*tables.training(results), *accounts.pairs(results), *accounts.bands(results),
+                  *tables.steps(results), *tables.outcomes(results)]
     if results.applied:
         parts.append(tables.applied(results))
     if results.collectives:
         parts.append(tables.phases(results))
-    held = bars.checks(results)
+    if moved := accounts.accounting(results):
+        parts.append(moved)
+    if results.scenario.training:
+        parts.append(accounts.originals(results))
+    held = [] if results.missing else bars.checks(results)
     if held:
         parts.append(tables.bars(held))
-    parts += [tables.errors(results.rows), Text("Written: " + ", ".join(str(file) for file in written))]
-    broken = [check for check in held if check.broken]
-    if broken:
-        parts.append(Text("BROKEN: " + "; ".join(f"{check.bar}, but {check.ratio.value:.3f} at {check.where}"
-                                                 for check in broken), style="bold red"))
-    valid = all(probe.valid for probe in results.fidelity)
-    if not valid:
-        parts.append(Text("INVALID: links were not what the topology describes; which, is said at the top. "
-                          "Measure again before concluding anything.", style="bold red"))
-    return Group(*(item for part in parts for item in (part, Text()))), valid and not broken
+    if not results.missing:  # of a part of the grid it would be a choice
+        parts.append(tables.errors(results.rows))
+    parts.append(Text("Written: " + ", ".join(str(file) for file in written)))
+    remarks = list(notes(results, held))
+    (directory / "report.html").write_text(page(results, header(results), remarks), encoding="utf-8")
+    well = not results.missing and all(probe.valid for probe in results.fidelity) and not any(
+        check.broken for check in held)
+    return Group(*(item for part in (*parts, *remarks) for item in (part, Text()))), well
+
+
+def notes(results: Results, held: Sequence[bars.Check]) -> Iterator[Text]:
+    """What is wrong with the run: campaigns that were void, points that failed, what is missing, bars, links."""
+    for campaign, kept in results.voids:
+        yield Text(f"Campaign {campaign} was void, as links were off, and was measured again; what it measured first "
+                   f"is in {kept}, and in no table.")
+    for failure in results.failures:
+        yield Text(f"FAILED: {failure}, at {failure.date}\n{failure.error.strip()}", style="red")
+    if results.missing:
+        shown = [*results.missing[:SHOWN], *[f"… and {len(results.missing) - SHOWN} more"]
+                 * (len(results.missing) > SHOWN)]
+        yield Text("INCOMPLETE: there is no verdict, no bar and no error over the grid, which are of the whole grid or "
+                   f"not at all; `frogtorch measure --resume {results.directory}` goes on.\n  "
+                   + "\n  ".join(shown), style="bold red")
+    if broken := [check for check in held if check.broken]:
+        yield Text("BROKEN: " + "; ".join(f"{check.bar}, but {check.ratio.value:.3f} at {check.where}"
+                                          for check in broken), style="bold red")
+    if not all(probe.valid for probe in results.fidelity):
+        yield Text("INVALID: links were not what the topology describes; which, is said beside the links. "
+                   "Measure again before concluding anything.", style="bold red")
+
 
 
 def write_csv(results: Results, file: Path) -> None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from scenarios import fit
-from scenarios.compare import BASES, CALIBRATED, Row, compare
-from scenarios.records import Applied, Collective, Fidelity, Measurement, Outcome, Prediction, R, RecordError, load
+from scenarios import fit, resume
+from scenarios.compare import BASES, CALIBRATED, Row, compare, name
+from scenarios.records import (
+    Applied,
+    Collective,
+    Failure,
+    Fidelity,
+    Measurement,
+    Outcome,
+    Prediction,
+    R,
+    RecordError,
+    load,
+)
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.scenario import load as load_scenario
 from scenarios.steps import History, histories
@@ -58,6 +70,11 @@ class Results:
     histories: tuple[History, ...]
     """On a network that changes: its trainings, step by step."""
     applied: tuple[Applied, ...]
+    failures: tuple[Failure, ...]
+    missing: tuple[str, ...]
+    """What the scenario asks for and was not measured, in words; then there is no error over the grid."""
+    voids: tuple[tuple[int, Path], ...]
+    """Campaigns that were void, and where their records are."""
 
     @property
     def calibrated(self) -> bool:
@@ -69,22 +86,55 @@ class Results:
         """Read a measured run.
 
         Raises ScenarioError or TopologyError for its scenario or topology, RecordError for a wrong line, CompareError
-        where predictions and measurements are missing or do not belong together, FitError where sizes for a or b are
-        missing.
+        where predictions or measurements are missing as a whole or do not belong together, FitError where sizes for a
+        or b are missing. A run that is not finished is read as far as it goes.
         """
         scenario = load_scenario(directory / "scenario.yaml", directory / "topology.yaml")
-        rows = compare(directory)
+        rows = compare(directory, partial=True)
+        environment = _environment(directory)
+        _refuse_mixed_code(directory, environment)
+        predictions = load(directory / "predictions.jsonl", Prediction)
+        missing = tuple(_missing(scenario, predictions, rows))
         fits = _fits(scenario, rows) if scenario.all_reduce else []
         return cls(
-            directory, scenario, _environment(directory), _optional(directory / "fidelity.jsonl", Fidelity),
+            directory, scenario, environment, _optional(directory / "fidelity.jsonl", Fidelity),
             tuple(rows), tuple(fits), tuple(_ratios(scenario, rows, fits)),
-            _verdict(scenario, rows),
+            None if missing else _verdict(scenario, rows),
             _optional(directory / "outcomes.jsonl", Outcome),
             tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
                   for line in load(file, Collective)),
-            tuple(histories(scenario.topology, rows, load(directory / "predictions.jsonl", Prediction)))
-            if scenario.topology.timeline else (),
-            _optional(directory / "applied.jsonl", Applied))
+            tuple(histories(scenario.topology, rows, predictions)) if scenario.topology.timeline else (),
+            _optional(directory / "applied.jsonl", Applied), _optional(directory / "failures.jsonl", Failure), missing,
+            tuple(resume.voids(directory)))
+
+
+def _refuse_mixed_code(directory: Path, environment: Mapping[str, Any]) -> None:
+    ranks = environment.get("ranks", [])
+    for rank in ranks:
+        if rank["modules_sha256"] != ranks[0]["modules_sha256"]:
+            raise RecordError(f"{directory / 'environment.json'}: mixed code: rank {rank['rank']} on {rank['host']} (W "
+                              f"= {rank['world_size']}) ran other modules than rank {ranks[0]['rank']} on "
+                              f"{ranks[0]['host']}, so the run measured two systems: measure again with one")
+
+
+def _missing(scenario: Scenario, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Iterator[str]:
+    """Say which points were not measured, or not as often as the scenario says."""
+    measured = {row.key for row in rows}
+    yield from dict.fromkeys(f"not measured: {name(p.key)}" for p in predictions if p.key not in measured)
+    predicted = {(p.arm, p.world_size, p.workload) for p in predictions}
+    if scenario.training:  # those that nobody predicts
+        workload = "script" if scenario.training.script else "training"
+        views = (None,) if scenario.training.script else scenario.training.bucket_views
+        seen = {(row.arm, row.world_size, row.workload, row.bucket_view) for row in rows}
+        for arm, world, view in product(scenario.arms, scenario.worlds, views):
+            if (arm, world, workload) not in predicted and (arm, world, workload, view) not in seen:
+                setting = "" if view is None else f", bucket view {'on' if view else 'off'}"
+                yield f"not measured: {arm}, W={world}, {workload}{setting}"
+    for row in rows:
+        steps = scenario.training.steps - scenario.training.warmup if scenario.training else 0
+        wanted = {"all_reduce": scenario.repetitions, "training": steps}.get(row.workload, 0)
+        if row.measured.n < wanted:
+            yield f"{row.measured.n} of {wanted} times measured: {name(row.key)}"
 
 
 def _environment(directory: Path) -> dict[str, Any]:
@@ -101,8 +151,10 @@ def _optional(file: Path, kind: type[R]) -> tuple[R, ...]:
 
 def _fits(scenario: Scenario, rows: list[Row]) -> list[ArmFit]:
     assert scenario.all_reduce is not None
+    wanted = {scenario.all_reduce.intercept, *scenario.all_reduce.slope}
     return [_fit(scenario, scenario.all_reduce, world_size, arm, rows)
-            for world_size in scenario.worlds for arm in scenario.arms]
+            for world_size in scenario.worlds for arm in scenario.arms
+            if wanted <= {row.nbytes for row in _of(rows, world_size, arm)}]
 
 
 def _fit(scenario: Scenario, sizes: AllReduce, world_size: int, arm: str, rows: list[Row]) -> ArmFit:

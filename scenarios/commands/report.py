@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Add the command."""
     reporting = command(commands, "report", show,
-                        "print the tables of a run, and write its figures (PNG) and points.csv")
+                        "print the tables of a run, and write report.html, its figures (PNG), points.csv and, for "
+                        "ui.perfetto.dev, timeline.json")
     reporting.add_argument("run", type=Path, help="a run directory")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the tables of ``options.run``, and write its figures there; 1 if links were invalid or a bar is broken."""
+    """Print the tables of ``options.run``, and write its files there; 1 if links, bars or points are not well."""
     from scenarios.report import report
 
     options.directory = options.run

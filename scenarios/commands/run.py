@@ -44,6 +44,9 @@ def add(commands: Commands) -> None:
     _calibration(predicting)
     measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written")
     measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
+    measuring.add_argument("--resume", action="store_true",
+                           help="go on with a run that was ended, from its last finished point; points that a rank's "
+                                "error has ended are tried again")
     link_options(measuring)
     comparing = command(commands, "compare", compare,
                         "predict, then measure, a scenario, and report both side by side")
@@ -92,12 +95,12 @@ def _measure(options: argparse.Namespace) -> int:
         scenario, _ = scripted(scenario, Path(script.path), script.arguments)
     if not (options.run / "predictions.jsonl").exists():
         raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
-    if (options.run / "fidelity.jsonl").exists():
-        raise ValueError(f"{options.run} is measured already, or was begun: predict into a new run directory")
+    if (options.run / "fidelity.jsonl").exists() and not options.resume:
+        raise ValueError(f"{options.run} is measured already, or was begun: go on with --resume, or predict into a new "
+                         "run directory")
     _preflight(scenario, options)
     options.directory = options.run
-    _run(scenario, options.run, options)
-    return 0
+    return 1 if _run(scenario, options.run, options) else 0
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -195,13 +198,15 @@ def _preflight(scenario: Scenario, options: argparse.Namespace) -> None:
         runtime.preflight(scenario.network.faster(campaign.speedup), options.engine)
 
 
-def _run(scenario: Scenario, directory: Path, options: argparse.Namespace) -> None:
+def _run(scenario: Scenario, directory: Path, options: argparse.Namespace) -> list[records.Failure]:
+    """Measure; the points that failed."""
     from scenarios.runner import Runner
 
     run = secrets.token_hex(3)
-    print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run})", file=sys.stderr)
+    print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run}; to go on: frogtorch measure "
+          f"--resume {directory})", file=sys.stderr)
     with Stages() as stages:
-        Runner(scenario, directory, run, options.engine, stages, chosen(options.runtime).Network).measure()
+        return Runner(scenario, directory, run, options.engine, stages, chosen(options.runtime).Network).measure()
 
 
 def _print_predictions(directory: Path) -> None:

@@ -199,9 +199,29 @@ def test_nothing_is_written_of_a_run_that_is_refused(make_run):
         report(run)
     (run / "measurements.jsonl").write_text("")
     (run / "predictions.jsonl").write_text((run / "predictions.jsonl").read_text().rstrip("\n") + "\n")
-    with pytest.raises(CompareError, match="not measured: gloo, W=2, all_reduce of 4096 bytes"):
+    with pytest.raises(CompareError, match="nothing is measured yet"):
         report(run)
     assert {file.name for file in run.iterdir()} == before
+
+
+def test_a_run_that_is_not_finished_is_shown_without_what_needs_all_of_it(make_run):
+    run = make_run()
+    lines = (run / "measurements.jsonl").read_text().splitlines(keepends=True)
+    gone = [line for line in lines
+            if all(part in line for part in ('"world_size":6', '"arm":"gloo"', '"nbytes":16900000'))]
+    assert len(gone) == 6
+    half = next(line for line in lines if '"world_size":2' in line and '"nbytes":4096' in line)
+    (run / "measurements.jsonl").write_text("".join(line for line in lines if line not in gone and line != half))
+    shown, well = report(run)
+    text = printed(shown)
+    assert not well
+    assert "INCOMPLETE" in text
+    assert "not measured: gloo, W=6, all_reduce of 16900000 bytes" in text
+    assert "5 of 6 times measured: gloo, W=2, all_reduce of 4096 bytes" in text
+    assert "over every point" not in text
+    results = Results.load(run)
+    assert (6, "gloo") not in {(f.world_size, f.arm) for f in results.fits}
+    assert (6, "shard") in {(f.world_size, f.arm) for f in results.fits}
 
 
 def test_an_environment_that_is_cut_off_is_refused_with_file_and_line(make_run):
