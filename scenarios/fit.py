@@ -11,6 +11,7 @@ common is resampled with them, and the ratio of two arms resamples both arms' bl
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class Estimate:
     value: float
     interval: tuple[float, float] | None
     n: int
+
+    @property
+    def reach(self) -> float:
+        """How far the interval reaches from the value, as a share of it; infinite where there is none."""
+        return math.inf if self.interval is None else max(abs(end / self.value - 1) for end in self.interval)
 
 
 @dataclass(frozen=True)

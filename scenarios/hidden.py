@@ -77,7 +77,8 @@ def commit() -> str:
         return subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, check=True, capture_output=True,
                               text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        raise ValueError("the seed is the commit's hash, and this is no checkout of git; give one with --seed") from None
+        raise ValueError("the seed is the commit's hash, and this is no checkout of git; give one with --seed"
+                         ) from None
 
 
 def network(kind: str, rng: random.Random, hosts: int = 6) -> Topology:

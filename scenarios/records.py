@@ -7,8 +7,6 @@ A run is a directory::
                                    campaign: link engine, its bias, congestion control, queues' and TCP's settings
     calibration.json               of a calibrated run: what probes found of the links and the machine
                                    (scenarios/calibration.py)
-    calibration.json               of a calibrated run: what probes found of the links and the machine
-                                   (scenarios/calibration.py)
     compute.json                   of a training scenario: seconds of the parts of a step by world size (forward,
                                    first_bucket and backward from the start of backward, optimiser)
     predictions.jsonl              Prediction a line, written and hashed before anything is measured

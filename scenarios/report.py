@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from scenarios import accounts, bars, figures, tables
+from scenarios import accounts, anatomy, bars, figures, tables
 from scenarios.compare import BLIND, CALIBRATED, CLOSED_FORM
 from scenarios.page import timeline
 from scenarios.page.page import page
@@ -40,7 +40,10 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
     if results.verdict:
         parts.append(tables.verdict(results))
     if results.scenario.all_reduce:
-        parts += [*tables.points(results), tables.intercepts(results), tables.slopes(results)]
+        parts += [*tables.points(results), tables.intercepts(results), tables.slopes(results),
+                  anatomy.bounds(results), anatomy.delays(results)]
+    if results.scenario.until:
+        parts.append(anatomy.sureness(results))
     if results.ratios:
         parts.append(tables.ratios(results))
     if any(row.scaled for row in results.rows):

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import random
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +23,7 @@ from typing import Any
 from emulator.hosts import netns
 from emulator.hosts.runtime import MakesRuntime, Runtime
 from emulator.units import format_size
-from scenarios import resume
+from scenarios import fit, resume
 from scenarios.arms import ARMS, Arm, Keeps
 from scenarios.conductor import Conductor
 from scenarios.predict import NOTHING, life_size
@@ -237,7 +238,7 @@ class Runner:
         for arm in self._scenario.arms:
             self._now = {"arm": arm, "hosts": world, "workload": "all_reduce"}
             ranks.tell("all_reduce", arm=arm, nbytes=warm, repetition=0)
-        for block in range(blocks):
+        for block in self._blocks(campaign, world, name):
             order = random.Random(f"{self._scenario.name} {len(world)} {block}").sample(points, len(points))
             for size, arm in order:
                 key = resume.repetition(campaign.index, len(world), arm, size, block)
@@ -252,6 +253,26 @@ class Runner:
                     self._finish(key)
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}, {format_size(size)}")
         self._now = None
+
+    def _blocks(self, campaign: Campaign, world: tuple[str, ...], name: str) -> Iterator[int]:
+        """The numbers of the scenario's blocks, and then of more until their medians are sure, or the time is over."""
+        began = time.monotonic()
+        yield from range(self._scenario.repetitions)
+        if until := self._scenario.until:
+            block = self._scenario.repetitions
+            while (reach := self._reach(campaign, world)) > until.within and time.monotonic() - began < until.budget:
+                self._stages.stage(f"{name}: block {block + 1}, as medians are sure within {reach:.1%} so far",
+                                   len(campaign.sizes[len(world)]) * len(self._scenario.arms))
+                yield block
+                block += 1
+
+    def _reach(self, campaign: Campaign, world: tuple[str, ...]) -> float:
+        """How far the 95 % intervals of the medians of what this world has measured reach, as a share, at most."""
+        seconds: dict[tuple[str, int], list[float]] = {}
+        for m in load(self._directory / "measurements.jsonl", Measurement):
+            if (m.campaign, m.world_size, m.workload) == (campaign.index, len(world), "all_reduce"):
+                seconds.setdefault((m.arm, m.nbytes), []).append(m.seconds)
+        return max((fit.median(of).reach for of in seconds.values()), default=0.0)
 
     def _finish(self, key: resume.Key) -> None:
         self._done.add(key)

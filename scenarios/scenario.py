@@ -9,6 +9,9 @@ A scenario is a page of YAML::
       3: [seattle-ai, seattle-gateway, newyork-1]
     arms: [gloo, shard]
     repetitions: 6                                  # blocks of interleaved arms and sizes; 1 by default
+    until: {within: 5 %, budget: 600 s}             # then more, until the 95 % interval of every median is within 5 %
+                                                    # of it, or 600 s (of a world, at a speed-up) are over; may be left
+                                                    # out
     speedup: 10                                     # k: rates × k, delays ÷ k; from 1, the default, to 10; or by world,
                                                     # as in {2: 10, 3: 5}
     timeout: 300 s                                  # the longest that a collective may take; this is the default
@@ -71,6 +74,9 @@ PREDICTED, THEORY = "predicted", "theory"
 
 ELEMENT = 4
 """Bytes of an element: tensors are fp32."""
+
+LEAST = 6
+"""Repetitions whose median has a 95 % interval (:func:`scenarios.fit.median`)."""
 
 LARGE = 1 << 20
 """Bytes from which on a tensor's time is its transfer: for the slope, and for a speed-up."""
@@ -142,6 +148,16 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Until:
+    """When no more blocks of all-reduces are run, once there are the scenario's repetitions."""
+
+    within: float
+    """Share of each median that its 95 % interval may reach from it."""
+    budget: float
+    """Seconds by the clock, of one world at one speed-up: after them no block is begun."""
+
+
+@dataclass(frozen=True)
 class Rule:
     """How the run is asked whether b_gloo / b_shard follows the structure (:mod:`scenarios.verdict`)."""
 
@@ -163,6 +179,7 @@ class Scenario:
     worlds: dict[int, tuple[str, ...]]
     arms: tuple[str, ...]
     repetitions: int
+    """Blocks; with `until` at the least."""
     speedups: dict[int, float]
     """The speed-up of each world, for tensors of at least LARGE bytes and for training."""
     timeout: float
@@ -172,6 +189,7 @@ class Scenario:
     training: Training | None
     bars: tuple[Bar, ...]
     rule: Rule | None
+    until: Until | None = None
 
     @cached_property
     def network(self) -> Topology:
@@ -246,12 +264,18 @@ class _Rule(Section):
     within: Annotated[float, BeforeValidator(parse_share), Field(gt=0, lt=0.5)] = 0.1
 
 
+class _Until(Section):
+    within: Annotated[float, BeforeValidator(parse_share), Field(gt=0, lt=1)]
+    budget: Annotated[float, BeforeValidator(parse_time), Field(gt=0)]
+
+
 class _ScenarioFile(Section):
     name: Name
     topology: str
     worlds: Annotated[dict[Annotated[int, Field(strict=True, ge=2)], tuple[str, ...]], Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
     repetitions: Annotated[int, Field(strict=True, ge=1)] = 1
+    until: _Until | None = None
     speedup: Annotated[float | dict[int, float], BeforeValidator(_speedup)] = 1.0
     timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0
     all_reduce: _AllReduce | None = None
@@ -298,7 +322,15 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         _scaling(document, content, content.scaling, speedups) if content.scaling else None,
         _training(document, content.training) if content.training else None,
         tuple(_bar(document, content, index, bar) for index, bar in enumerate(content.bars)),
-        _rule(document, content, content.verdict) if content.verdict else None)
+        _rule(document, content, content.verdict) if content.verdict else None,
+        _until(document, content, content.until) if content.until else None)
+
+
+def _until(document: Document[_ScenarioFile], content: _ScenarioFile, until: _Until) -> Until:
+    if content.repetitions < LEAST:
+        raise document.error("until", message=f"until: medians of {content.repetitions} repetitions have no interval; "
+                                              f"make repetitions {LEAST} or more")
+    return Until(until.within, until.budget)
 
 
 def _check_world(document: Document[_ScenarioFile], topology: Topology, size: int, world: tuple[str, ...]) -> None:

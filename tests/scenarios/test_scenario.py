@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emulator.topology import TopologyError
-from scenarios.scenario import AllReduce, Scenario, ScenarioError, Training, load
+from scenarios.scenario import AllReduce, Scenario, ScenarioError, Training, Until, load
 from scenarios.workloads import FOUNDING
 
 ROOT = Path(__file__).parents[2]
@@ -162,3 +162,13 @@ def test_a_broken_scenario_is_refused_with_its_line_and_the_mend(file: Path) -> 
 
 def test_there_are_twenty_broken_scenarios() -> None:
     assert len(BROKEN) >= 20
+
+
+def test_blocks_until_medians_are_sure(tmp_path: Path) -> None:
+    text = EVERYTHING.replace("repetitions: 6", "repetitions: 8\nuntil: {within: 5 %, budget: 600 s}")
+    scenario = read(tmp_path, text)
+    assert scenario.repetitions == 8
+    assert scenario.until == Until(0.05, 600.0)
+    (tmp_path / "scenario.yaml").write_text(text.replace("repetitions: 8", "repetitions: 5"))
+    with pytest.raises(ScenarioError, match=r"scenario\.yaml:8: until: .* 5 repetitions have no interval; make"):
+        load(tmp_path / "scenario.yaml")
