@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from emulator import sim
 from emulator.hosts.runtime import MakesRuntime, Runtime
 from emulator.links.flows import Flow, Hosts, pump
 from emulator.links.shaping import ceiling
 from emulator.topology import Path, Topology
+from frogtorch.effects import Buffer, Collective, Group, Receive, Send
 from scenarios.calibration import Calibration, PathSeen, as_seen, cores
 from scenarios.progress import Stages
 from scenarios.ranks import Place, Ranks
@@ -133,3 +135,12 @@ def _first_bytes(network: Hosts, path: Path) -> list[float]:
         return seconds
     finally:
         flow.close()
+
+
+def simulated(topology: Topology, source: str, target: str, nbytes: int) -> float:
+    """Seconds that the simulator takes for what :func:`_first_bytes` measures, to hold against it."""
+    def make(group: Group) -> Collective:
+        region = Buffer(nbytes, 1)[:]
+        yield Receive(0, region) if group.rank else Send(1, region)
+
+    return sim.collective(topology, (source, target), make, costs=sim.Costs(), cold=True).seconds

@@ -53,7 +53,13 @@ def jump(arm: str, nbytes: int, times: Times, near: tuple[str, int], far: tuple[
 
 
 def score(runs: Sequence[Results]) -> Group:
-    """The errors over all points of the runs, and whether they keep the bars."""
+    """The errors over all points of the runs, and whether they keep the bars.
+
+    Raises ValueError if a run is not finished.
+    """
+    if unfinished := [run for run in runs if run.missing]:
+        raise ValueError(f"{unfinished[0].directory} is not finished, and errors are over the whole grid or not at "
+                         f"all; go on with `frogtorch measure --resume {unfinished[0].directory}`")
     rows = [row for run in runs for row in run.rows]
     shown = tables.errors(rows)
     for e in compare.errors(rows):

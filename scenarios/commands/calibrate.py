@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from emulator.hosts.runtime import chosen
+from emulator.topology import Topology
 from emulator.units import format_size
 from scenarios.calibration import Calibration
 from scenarios.commands import command, console, link_options
@@ -55,12 +56,14 @@ def _calibrate(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.output} cannot be written: name a file in a directory that is there")
     found = measured(scenario, options)
     found.save(options.output)
-    _print(found)
+    _print(found, scenario.network)
     print(f"{options.output}: take it as --calibration of `frogtorch predict` or `compare`")
     return 0
 
 
-def _print(found: Calibration) -> None:
+def _print(found: Calibration, network: Topology) -> None:
+    from scenarios.calibrate import simulated
+
     work = Table("W", "copy GB/s", "combine GB/s", "gloo's message µs", "frogtorch's message µs",
                  title=f"A rank's own work, CPU time, on {found.cores} cores that all ranks share")
     for world, own in found.costs.items():
@@ -72,7 +75,8 @@ def _print(found: Calibration) -> None:
         trip = [path.rtt - path.expected_rtt for path in paths]
         links.add_row(f"{speedup:g}", str(len(paths)), f"{max(goodput, key=abs):+.2%}" if goodput else "",
                       f"{max(trip, key=abs) * 1e3:+.2f} ms")
-    cold = Table("path", "first", "seconds", title="A new connection, at life size")
+    cold = Table("path", "first", "seconds", "simulated", title="A new connection, at life size")
     for source, target, nbytes, seconds in found.cold:
-        cold.add_row(f"{source} -> {target}", format_size(nbytes), f"{seconds:.4f}")
+        cold.add_row(f"{source} -> {target}", format_size(nbytes), f"{seconds:.4f}",
+                     f"{simulated(network, source, target, nbytes):.4f}")
     console().print(work, links, cold)

@@ -28,10 +28,11 @@ def _together(options: argparse.Namespace) -> int:
     from scenarios.results import Results
 
     runs = [Results.load(directory) for directory in options.runs]
+    score = together.score(runs)
     out = console()
     for part in together.distance(runs):
         out.print(part, Text())
-    out.print(together.score(runs))
+    out.print(score)
     if invalid := [str(run.directory) for run in runs if not all(probe.valid for probe in run.fidelity)]:
         out.print(f"INVALID, links were not what the topology describes: {', '.join(invalid)}", style="bold red")
         return 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from emulator.topology import load as load_topology
-from scenarios.calibrate import COLD, extremes, speedups
+from scenarios.calibrate import COLD, extremes, simulated, speedups
 from scenarios.calibration import Calibration, CalibrationError, PathSeen, load
 from scenarios.predict import predict
 from scenarios.scenario import load as load_scenario
@@ -131,6 +131,14 @@ def test_new_connections_are_looked_at_at_life_size_on_the_slowest_path_and_the_
     slow, fast = extremes(founding)
     assert (slow.rate, fast.rate) == (0.7e6, 30e6)
     assert len(extremes(load_topology(ROOT / "topologies/lan.yaml"))) == 1
+
+
+def test_a_new_connection_is_simulated_beside_it(tmp_path):
+    topology = made(tmp_path)
+    # Four kilobytes are within any first window: one way of 10 ms, and their bytes at 1 MB/s at the most.
+    assert 0.010 <= simulated(topology, "a", "b", 4096) < 0.016
+    # A mebibyte takes its bytes at the rate, and no more than some round trips until the window is open.
+    assert 0.010 + 0.9 * 2**20 / 1e6 / PAYLOAD < simulated(topology, "a", "b", 2**20) < 0.16 + 2**20 / 1e6 / PAYLOAD
 
 
 @pytest.mark.root
