@@ -41,6 +41,8 @@ examples:
   frogtorch predict scenarios/quick.yaml                      a second; touches nothing
   sudo frogtorch compare scenarios/quick.yaml                 predict, measure, and show both
   frogtorch report runs/quick-20260102-030405                 the tables and figures of a run, again
+  frogtorch measure --resume runs/quick-20260102-030405       go on with a run that was ended
+  frogtorch compare runs/quick-20260102-030405 runs/quick-20260103-040506     what changed between two runs
   frogtorch bench --world 2 --sizes 4B 1MiB                   the backend beside gloo on loopback; needs no root
   sudo frogtorch probe --topology topologies/lan.yaml         what limits each path, as if it were not known
   sudo frogtorch down                                         remove what a killed run left

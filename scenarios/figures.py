@@ -39,7 +39,8 @@ class Style:
 
 # Okabe and Ito's palette, in an order of falling contrast; each with markers and a line of its own.
 STYLES = (Style("#0072B2", "o", "x", "-"), Style("#D55E00", "s", "+", "--"), Style("#009E73", "^", "1", "-."),
-          Style("#CC79A7", "D", "2", ":"), Style("#E69F00", "v", "3", (0, (5, 1, 1, 1, 1, 1))))
+          Style("#CC79A7", "D", "2", ":"), Style("#E69F00", "v", "3", (0, (5, 1, 1, 1, 1, 1))),
+          Style("#56B4E9", "P", "4", (0, (1, 1))), Style("#000000", "X", "|", (0, (8, 2))))
 
 
 def draw(results: Results, directory: Path) -> list[Path]:

@@ -137,7 +137,8 @@ def _fidelity(probes: tuple[Fidelity, ...]) -> Iterator[tuple[str, bool]]:
                                           key=lambda key: (key[0], key[1] == "after")):
         probed = [p for p in probes if (p.campaign, p.when) == (campaign, when)]
         off = [p for p in probed if not p.valid]
-        verdict = f"INVALID, {len(off)} of {len(probed)} paths off" if off else f"valid, {len(probed)} paths"
+        paths, wrong = ({(p.source, p.target) for p in of} for of in (probed, off))  # twice in a run that was resumed
+        verdict = f"INVALID, {len(wrong)} of {len(paths)} paths off" if off else f"valid, {len(paths)} paths"
         yield f"Links {when} campaign {campaign} (speed-up {speedup:g}): {verdict}", not off
         for p in off:
             expected = "any" if p.expected_goodput is None else f"{p.expected_goodput / 1e6:.3f}"

@@ -119,7 +119,7 @@ class Runner:
             self._probe(network, campaign, "before")
             for size, world in self._scenario.worlds.items():
                 if size in campaign.sizes:
-                    while self._remaining(campaign, size):
+                    while self._remaining(campaign, size) or self._is_unsure(campaign, world):
                         failure = self._world(network, campaign, world)
                         if failure is None:
                             break
@@ -171,7 +171,8 @@ class Runner:
         self._now = None
         try:
             script = self._scenario.training and self._scenario.training.script
-            if any(key[1] != "script" for key in self._remaining(campaign, len(world))):
+            if any(key[1] != "script" for key in self._remaining(campaign, len(world))) or self._is_unsure(
+                    campaign, world):
                 with network.rendezvous() as store, Ranks(self._places(network, world, store)) as ranks:
                     self._refuse_mixed_code(ranks, world)
                     if campaign.sizes[len(world)]:
@@ -229,7 +230,8 @@ class Runner:
         sizes = campaign.sizes[len(world)]
         points = [(size, arm) for size in sizes for arm in self._scenario.arms]
         blocks = self._scenario.repetitions
-        if not any(key[1] == "all_reduce" for key in self._remaining(campaign, len(world))):
+        if not any(key[1] == "all_reduce" for key in self._remaining(campaign, len(world))) and not self._is_unsure(
+                campaign, world):
             return
         name = f"{self._named(campaign)}, W = {len(world)}"
         self._stages.stage(f"{name}: {blocks} blocks of {len(points)} all-reduces", blocks * len(points))
@@ -265,6 +267,13 @@ class Runner:
                                    len(campaign.sizes[len(world)]) * len(self._scenario.arms))
                 yield block
                 block += 1
+
+    def _is_unsure(self, campaign: Campaign, world: tuple[str, ...]) -> bool:
+        """Whether the scenario asks for more blocks than its least number."""
+        until = self._scenario.until
+        if until is None or not campaign.sizes[len(world)] or not (self._directory / "measurements.jsonl").exists():
+            return False
+        return self._reach(campaign, world) > until.within
 
     def _reach(self, campaign: Campaign, world: tuple[str, ...]) -> float:
         """How far the 95 % intervals of the medians of what this world has measured reach, as a share, at most."""

@@ -49,8 +49,11 @@ def add(commands: Commands) -> None:
                                 "error has ended are tried again")
     link_options(measuring)
     comparing = command(commands, "compare", compare,
-                        "predict, then measure, a scenario, and report both side by side")
+                        "predict, then measure, a scenario, and report both side by side; or say what changed from "
+                        "one run to another")
     _scenario(comparing)
+    comparing.add_argument("other", type=Path, nargs="?", metavar="RUN",
+                           help="a run directory: then the first argument is one too, and this one is held against it")
     link_options(comparing)
     _calibration(comparing)
     comparing.add_argument("--calibrate", action="store_true",
@@ -104,7 +107,15 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Predict ``options.scenario``, measure it and report; 1 if links were invalid or a bar is broken."""
+    """Predict ``options.scenario``, measure it and report; 1 if links were invalid or a bar is broken.
+
+    With ``options.other`` both are run directories, and what changed is printed.
+    """
+    if options.other is not None:
+        from scenarios.changes import changes
+
+        console().print(changes(options.scenario, options.other))
+        return 0
     scenario, script = _loaded(options)
     if options.calibration and options.calibrate:
         raise ValueError("--calibration takes what was calibrated before, --calibrate does it now: give one of them")

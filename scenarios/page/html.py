@@ -29,7 +29,8 @@ def _text(text: Text) -> str:
     style = str(text.style)
     lines = escape(text.plain.strip()).replace("\n", "<br>\n")
     if style == "bold":
-        return f"<h3>{lines}</h3>"
+        first, _, rest = lines.partition("<br>")
+        return f"<p><strong>{first}</strong><br>{rest}</p>" if first.endswith(".") else f"<h3>{lines}</h3>"
     bad = "red" in style or any("red" in str(span.style) for span in text.spans)
     return f'<p class="bad">{lines}</p>' if bad else f"<p>{lines}</p>"
 

@@ -9,7 +9,7 @@ from html import escape
 from rich.console import RenderableType
 from rich.text import Text
 
-from scenarios import accounts, bars, tables
+from scenarios import accounts, anatomy, bars, tables
 from scenarios.page.drawings import drawings, svg
 from scenarios.page.html import html
 from scenarios.results import Results
@@ -78,7 +78,10 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
     found["pairs"] = [*accounts.pairs(results)]
     if scenario.all_reduce:
         found["times"] = [tables.intercepts(results), tables.slopes(results)] * bool(results.fits)
-        found["times"] += [*[tables.ratios(results)] * bool(results.ratios), *tables.points(results)]
+        found["times"] += [*[tables.ratios(results)] * bool(results.ratios), *tables.points(results),
+                           anatomy.bounds(results), anatomy.delays(results)]
+    if scenario.until:
+        found["times"].append(anatomy.sureness(results))
     if any(row.scaled for row in results.rows):
         found["times"].append(tables.scaling(results))
     found["original"] = [accounts.originals(results)]

@@ -111,8 +111,8 @@ def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: in
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """write_run into this test's directory, with its keyword arguments."""
-    return lambda **options: write_run(tmp_path / "run", **options)
+    """write_run into this test's directory, under a name, with its keyword arguments."""
+    return lambda name="run", **options: write_run(tmp_path / name, **options)
 
 
 @pytest.fixture(scope="session")
