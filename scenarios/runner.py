@@ -237,7 +237,8 @@ class Runner:
         self._stages.stage(f"{name}: {blocks} blocks of {len(points)} all-reduces", blocks * len(points))
         # Open the congestion windows: predictions are for warm connections, as in training.
         warm = min(max(sizes), 4 << 20)
-        for arm in self._scenario.arms:
+        for arm in (arm for arm in self._scenario.arms if not all(
+                (campaign.index, "all_reduce", len(world), arm, size) in self._ended for size in sizes)):
             self._now = {"arm": arm, "hosts": world, "workload": "all_reduce"}
             ranks.tell("all_reduce", arm=arm, nbytes=warm, repetition=0)
         for block in self._blocks(campaign, world, name):
@@ -276,10 +277,11 @@ class Runner:
         return self._reach(campaign, world) > until.within
 
     def _reach(self, campaign: Campaign, world: tuple[str, ...]) -> float:
-        """How far the 95 % intervals of the medians of what this world has measured reach, as a share, at most."""
+        """How far the 95 % intervals of the medians of what this world measures reach, as a share, at most."""
         seconds: dict[tuple[str, int], list[float]] = {}
         for m in load(self._directory / "measurements.jsonl", Measurement):
-            if (m.campaign, m.world_size, m.workload) == (campaign.index, len(world), "all_reduce"):
+            point = m.campaign, m.workload, m.world_size, m.arm, m.nbytes
+            if point[:3] == (campaign.index, "all_reduce", len(world)) and point not in self._ended:
                 seconds.setdefault((m.arm, m.nbytes), []).append(m.seconds)
         return max((fit.median(of).reach for of in seconds.values()), default=0.0)
 
@@ -329,6 +331,7 @@ class Runner:
             point: dict[str, Any] = {"arm": arm, "hosts": world, "workload": "script", "bucket_view": None}
             self._now = dict(point)
             with network.rendezvous() as store, Ranks(self._places(network, world, store, alone=True)) as ranks:
+                self._refuse_mixed_code(ranks, world)
                 results, began = self._conducted(network, ranks, campaign, point, "script", path=script.path,
                                                  arguments=list(script.arguments), master=network.addresses[world[0]])
             for rank, result in enumerate(results):
