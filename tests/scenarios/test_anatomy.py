@@ -1,14 +1,20 @@
 """a and b taken apart, against sums done by hand."""
 
+import dataclasses
 import io
 import json
+from itertools import islice
 
 import pytest
 from rich.console import Console
 
 from emulator.topology import load
 from scenarios import anatomy
+from scenarios.progress import Stages
 from scenarios.results import Results
+from scenarios.runner import Runner, campaigns
+from scenarios.scenario import Until
+from scenarios.scenario import load as load_scenario
 
 TOPOLOGY = """\
 name: made
@@ -49,6 +55,13 @@ def test_nothing_but_delays_is_left(topology):
     assert {(path.rate, path.window, path.delay) for path in left.paths} == {(None, None, 0.01)}
 
 
+def disturb(measurements, nbytes):
+    """Make one repetition of shard's a fifth longer."""
+    lines = [json.loads(line) for line in measurements.read_text().splitlines()]
+    next(line for line in lines if (line["nbytes"], line["arm"]) == (nbytes, "shard"))["seconds"] *= 1.2
+    measurements.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def test_how_a_scenario_that_repeats_ended_is_said(make_run):
     run = make_run(noise=0.0, sizes=(2,))
     scenario = run / "scenario.yaml"
@@ -58,13 +71,27 @@ def test_how_a_scenario_that_repeats_ended_is_said(make_run):
         "W = 2, speed-up 1: 6 blocks; the 95 % interval of every median is within 5%.",
         "W = 2, speed-up 10: 6 blocks; the 95 % interval of every median is within 5%."]
     # Of six values the 95 % interval is from the least to the greatest: one of them 20 % off, and it reaches that far.
-    measurements = run / "measurements.jsonl"
-    lines = [json.loads(line) for line in measurements.read_text().splitlines()]
-    one = next(line for line in lines if line["nbytes"] == 65536 and line["arm"] == "shard")
-    one["seconds"] *= 1.2
-    measurements.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    disturb(run / "measurements.jsonl", 65536)
     assert str(anatomy.sureness(Results.load(run))).splitlines()[0] == (
         "W = 2, speed-up 1: 6 blocks; the time was over, with the interval of shard at 64 KiB reaching 20.0%.")
+
+
+def test_blocks_go_on_until_medians_are_sure_or_the_time_is_over(make_run):
+    run = make_run(noise=0.0, sizes=(2,))
+    scenario = load_scenario(run / "scenario.yaml", run / "topology.yaml")
+    predictions = run / "predictions.jsonl"
+    predictions.write_text(predictions.read_text().replace("7" * 64, scenario.topology.sha256))
+    campaign, world = campaigns(scenario)[0], scenario.worlds[2]
+
+    def blocks(within, budget):
+        until = dataclasses.replace(scenario, until=Until(within, budget))
+        return list(islice(Runner(until, run, "made", "auto", Stages())._blocks(campaign, world, ""), 9))
+
+    assert blocks(0.05, 600) == [0, 1, 2, 3, 4, 5]      # without noise they are sure
+    disturb(run / "measurements.jsonl", 2_100_000)
+    assert blocks(0.05, 600) == [0, 1, 2, 3, 4, 5, 6, 7, 8]      # and on: nothing new is measured here
+    assert blocks(0.25, 600) == [0, 1, 2, 3, 4, 5]
+    assert blocks(0.05, 1e-9) == [0, 1, 2, 3, 4, 5]
 
 
 def test_bounds_stand_beside_b(exact_run):
