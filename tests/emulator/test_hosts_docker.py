@@ -97,14 +97,14 @@ def output(network, host, *command):
 
 
 def test_paths_of_containers_are_what_the_topology_says(daemon, world):
-    with containers.Network(world, RUN, speedup=5) as network:
+    with containers.Network(world, RUN, speedup=2) as network:
         assert ours(daemon) == [f"ft-{RUN}", *(f"ft-{RUN}-{index}" for index in range(3))]
         assert network.stamp["runtime"] == "docker"
         assert [path for path in network.probe() if not path.valid] == []
         routes = output(network, "b", "ip", "route")
         assert "default" not in routes
         assert routes.count("congctl cubic") == 2
-        assert routes.count("rto_min lock 40ms") + routes.count("rto_min 40ms") == 2
+        assert routes.count("rto_min lock 100ms") + routes.count("rto_min 100ms") == 2
     assert ours(daemon) == []
     assert not containers.Ledger(RUN).room.exists()
     network.down()
