@@ -1,6 +1,7 @@
 """Every arm trains, in small: what has to be alike on all ranks is, and as many bytes travel as theory says."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,9 @@ def test_gloos_connections_are_as_many_as_the_arm_says(tmp_path):
 
 def established(pid):
     """Established TCP connections of a process: Gloo's, as its c10d store is a file."""
-    inodes = {os.readlink(file)[8:-1] for file in Path(f"/proc/{pid}/fd").iterdir()
-              if file.is_symlink() and os.readlink(file).startswith("socket:")}
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):      # closed meanwhile
+            inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return sum(fields[3] == "01" and fields[9] in inodes for fields in lines)  # 01: TCP_ESTABLISHED

@@ -27,9 +27,10 @@ topology: topology.yaml
 worlds: {2: [one, two]}
 arms: [gloo, shard]
 repetitions: 2
-all_reduce: {intercept: 4 KiB, slope: [1.05 MB, 1.5 MB]}
+all_reduce: {intercept: 4 KiB, slope: [1.05 MB, 1.5 MB, 2 MB]}
 """
-EVERY = {(arm, nbytes, n): 1 for arm in ("gloo", "shard") for nbytes in (4096, 1_050_000, 1_500_000) for n in (0, 1)}
+SIZES = (4096, 1_050_000, 1_500_000, 2_000_000)
+EVERY = {(arm, nbytes, n): 1 for arm in ("gloo", "shard") for nbytes in SIZES for n in (0, 1)}
 
 
 class World:
@@ -82,7 +83,8 @@ class Ranks:
         self.world.told.append((arm, nbytes, repetition))
         if self.world.fails(arm, nbytes, repetition):
             raise RankError("rank 1 on two failed: all_reduce\nTraceback: its own")
-        return [{"start": 0.0, "end": 1.0, "telemetry": [{"rank": rank}]} for rank in range(2)]
+        return [{"start": 0.0, "end": 1.0, "telemetry": [{"rank": rank, "world_size": 2, "nbytes": nbytes}]}
+                for rank in range(2)]
 
 
 @pytest.fixture
