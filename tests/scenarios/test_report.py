@@ -160,7 +160,7 @@ def test_a_path_that_is_off_is_named(make_run):
     off(run)
     text = printed(header(Results.load(run)))
     assert "Links before campaign 0 (speed-up 10): valid, 30 paths" in text
-    assert "Links after campaign 0 (speed-up 10): INVALID, 1 of 31 paths off" in text
+    assert "Links after campaign 0 (speed-up 10): INVALID, 1 of 30 paths off" in text
     assert "newyork-1 -> seattle-ai: goodput 6.000 MB/s, expected 6.695; round trip 8.10 ms, expected 7.00" in text
 
 

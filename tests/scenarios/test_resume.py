@@ -110,7 +110,7 @@ worlds: {2: [one, far]}
 arms: [gloo, shard, direct]
 repetitions: 3
 speedup: 10
-all_reduce: {intercept: 4 KiB, slope: [1.05 MB, 1.5 MB]}
+all_reduce: {intercept: 4 KiB, slope: [1.05 MB, 1.5 MB, 2 MB]}
 training: {workload: small, steps: 12, warmup: 2}
 """
 TOPOLOGY = """\
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_in_the_middle_of_an_arm_goes_on_and_counts_everyth
     after = points(run)
     assert before <= after
     expected = {("all_reduce", arm, nbytes, n) for arm in ("gloo", "shard", "direct")
-                for nbytes in (4096, 1_050_000, 1_500_000) for n in range(3)}
+                for nbytes in (4096, 1_050_000, 1_500_000, 2_000_000) for n in range(3)}
     steps = {(workload, arm, step) for workload, arm, _, step in after if workload == "training"}
     assert set(after.values()) == {1}
     assert {point for point in after if point[0] == "all_reduce"} == expected
