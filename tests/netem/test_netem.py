@@ -26,7 +26,7 @@ export PYTHONPATH=/run/out/code
 {sys.executable} -m frogtorch compare {HERE / "scenario.yaml"} --engine netem --output /run/out/run
 {sys.executable} {HERE / "losses.py"} {DATAGRAMS} >/run/out/lost
 """
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

@@ -82,11 +82,11 @@ def test_points_of_one_speedup_are_one_campaign(scenario):
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_a_scenario_is_predicted_then_measured(scenario, tmp_path):
+def test_a_scenario_is_predicted_then_measured(scenario, tmp_path, status_of):
     before = namespaces()
     run = tmp_path / "run"
     done = frogtorch("compare", scenario, "--output", run)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status_of(run), done.stderr
     assert namespaces() == before
     digest = records.sha256(run / "predictions.jsonl")
     measured = records.load(run / "measurements.jsonl", records.Measurement)
@@ -122,12 +122,12 @@ def test_a_scenario_is_predicted_then_measured(scenario, tmp_path):
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_a_training_is_calibrated_predicted_and_measured(scenario, tmp_path):
+def test_a_training_is_calibrated_predicted_and_measured(scenario, tmp_path, status_of):
     scenario.write_text("name: train\ntopology: topology.yaml\nworlds: {2: [one, far]}\narms: [gloo, shard]\n"
                         "speedup: 10\ntraining: {steps: 4, warmup: 2}\n")
     run = tmp_path / "run"
     done = frogtorch("compare", scenario, "--output", run)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status_of(run), done.stderr
     compute = json.loads((run / "compute.json").read_text())["2"]
     assert 0 < compute["first_bucket"] < compute["backward"]
     computing = compute["forward"] + compute["backward"] + compute["optimiser"]

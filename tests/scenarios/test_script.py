@@ -159,11 +159,11 @@ def test_what_a_script_cannot_stand_in_for_is_refused(script, scenario, old, new
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_a_script_is_measured_between_hosts(script, scenario, tmp_path):
+def test_a_script_is_measured_between_hosts(script, scenario, tmp_path, status_of):
     done = subprocess.run([sys.executable, "-m", "frogtorch", "compare", str(scenario), "--output",
                            str(tmp_path / "run"), "--script", str(script), "--arguments", "6"], cwd=ROOT,
                           capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status_of(tmp_path / "run"), done.stderr
     measured = records.load(tmp_path / "run" / "measurements.jsonl", records.Measurement)
     assert sorted((m.arm, m.repetition) for m in measured) == [
         (arm, step) for arm in ("gloo", "shard") for step in range(2, 6)]
