@@ -53,7 +53,7 @@ def _pairs(above: Row, below: Row) -> Iterator[Pair]:
     for campaign in sorted(over.keys() & under.keys()):
         steps = min(len(over[campaign]), len(under[campaign]))
         # Step i of one is resampled with step i of the other.
-        ratio = fit.ratio_of_medians(*([[s] for s in of[campaign][:steps]] for of in (over, under)))
+        ratio = fit.ratio_of_medians([[s] for s in over[campaign][:steps]], [[s] for s in under[campaign][:steps]])
         yield Pair(campaign, above.world_size, above.arm, above.bucket_view, statistics.median(over[campaign]),
                    statistics.median(under[campaign]), ratio)
 

@@ -46,7 +46,7 @@ STYLES = (Style("#0072B2", "o", "x", "-"), Style("#D55E00", "s", "+", "--"), Sty
 def draw(results: Results, directory: Path) -> list[Path]:
     """Write the figures into `directory`; returns their files: of all-reduces, and of a network that changes."""
     styles = {arm: STYLES[index % len(STYLES)] for index, arm in enumerate(results.scenario.arms)}
-    figures = {}
+    figures: dict[str, Figure] = {}
     if results.fits:
         figures |= {"times.png": times(results, styles), "slopes.png": slopes(results, styles)}
     if results.histories:

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from emulator.topology import Topology
@@ -85,10 +86,10 @@ def _class(results: Results) -> str:
 def _workload(results: Results) -> Iterator[Figure]:
     training, topology = results.scenario.training, results.scenario.topology
     size = training.workload.gradient_bytes if training else None
-    yield Figure("model parameters", f"{PARAMETERS:,}", size and f"{size // 4:,}", None, ANY)
-    yield Figure("gradients a step", "16.9 MB", size and f"{size / 1e6:.3f} MB", None, ANY)
+    yield Figure("model parameters", f"{PARAMETERS:,}", f"{size // 4:,}" if size else None, None, ANY)
+    yield Figure("gradients a step", "16.9 MB", f"{size / 1e6:.3f} MB" if size else None, None, ANY)
     yield Figure("steps of an arm: warm-up and measured", "8 + 40",
-                 training and f"{training.warmup} + {training.steps - training.warmup}", None, ANY)
+                 f"{training.warmup} + {training.steps - training.warmup}" if training else None, None, ANY)
     yield Figure("campaigns, and arms (bucket view off and on are two)", "8, and 10",
                  f"{len({row.campaign for r in results.rows for row in r.measurements})}, and "
                  f"{len({(r.arm, r.bucket_view) for r in results.rows if r.workload != 'all_reduce'})}", None, ANY)
@@ -119,23 +120,27 @@ def _workload(results: Results) -> Iterator[Figure]:
 def _steps(results: Results) -> Iterator[Figure]:
     network = _class(results)
     trained = [r for r in results.rows if r.workload == "training" and r.world_size == WORLD and r.arm in STEPS]
-    measured = {(r.arm, r.bucket_view, campaign): statistics.median(seconds)
+    measured: _Medians = {(r.arm, r.bucket_view, campaign): statistics.median(seconds)
                 for r in trained for campaign, seconds in _campaigns(r).items()}
-    predicted = {(r.arm, r.bucket_view, None): r.predicted[BLIND] for r in trained if BLIND in r.predicted}
+    predicted: _Medians = {(r.arm, r.bucket_view, None): r.predicted[BLIND] for r in trained if BLIND in r.predicted}
+
+    def both(say: Callable[[_Medians], str | None]) -> tuple[str | None, str | None]:
+        return say(measured), say(predicted)
+
     for arm, name in (("shard", "the direct backend's"), ("gloo", "Gloo's")):
         yield Figure(f"medians of a step, {name} campaigns", f"{_listed(STEPS[arm])} s",
-                     *(_own(of, arm) for of in (measured, predicted)), network)
-    yield Figure("pairs of one campaign that shard wins", "4 of 4", *(_won(of) for of in (measured, predicted)),
+                     *both(partial(_own, arm=arm)), network)
+    yield Figure("pairs of one campaign that shard wins", "4 of 4", *both(_won),
                  network)
     yield Figure("gloo ÷ shard with bucket view on", "1.03 and 1.75",
-                 *(_listed(_quotients(of, True), "{:.2f}") or None for of in (measured, predicted)), network)
+                 *both(lambda of: _listed(_quotients(of, True), "{:.2f}") or None), network)
     yield Figure("gloo ÷ shard with bucket view off", "not given",
-                 *(_listed(_quotients(of, False), "{:.2f}") or None for of in (measured, predicted)), network)
+                 *both(lambda of: _listed(_quotients(of, False), "{:.2f}") or None), network)
     yield Figure("Gloo with bucket view off and on", "29.8 and 13.1 s: 56 % less",
-                 *(_view(of) for of in (measured, predicted)), network)
+                 *both(_view), network)
     for arm, band in (("shard", "12.3–15.3 s: 24 %"), ("gloo", "13.1–62.0 s; 127 % without 62.0")):
         yield Figure(f"band of {arm}'s medians across campaigns", band,
-                     *(_band(of, arm) for of in (measured, predicted)), network)
+                     *both(partial(_band, arm=arm)), network)
 
 
 def _phases(results: Results) -> Iterator[Figure]:
@@ -172,7 +177,8 @@ def _outlook(results: Results) -> Iterator[Figure]:
     for world in (2, 3, 4, 6):
         found = next((r for r in results.ratios if r.world_size == world), None)
         yield Figure(f"b_gloo ÷ b_shard at W = {world}", "to be measured",
-                     found and f"{found.measured.value:.3f}", found and f"{found.predicted[BLIND]:.3f}", network)
+                     f"{found.measured.value:.3f}" if found else None,
+                     f"{found.predicted[BLIND]:.3f}" if found else None, network)
 
 
 _PARTS = {"publish": "publication", "phase1": "phase 1", "phase2": "phase 2"}

@@ -24,14 +24,12 @@ ALL_GAIN = 1.8
 """Two connections that move this much more than one met no other limit on their way."""
 EQUAL = 0.1
 """Two limits whose rates differ by less may be one."""
-ACKS = 0.025
-"""Of the data in one direction, what its acknowledgements take of the other: 66 of 3,028 bytes, rounded up."""
 MACHINE = 0.25
 """Of its loopback's rate, what a machine can carry through links and be sure not to be the limit itself: a packet that
 crosses a device, a bridge and a queue costs several times what loopback costs."""
 BUSY, BUSY_MACHINE = 0.9, 0.01
 """The same where the processors were busy for more than this share of the time, whatever with. A path that carries less
-than that feels nothing of it."""
+than that may lose a little to it; more than :data:`DEEP` is not the machine's doing."""
 WINDOW = 0.5
 """Share of the time that a sender waits for the receiver's window, from which on the window is what limits it."""
 LOSS = 5e-4
@@ -81,19 +79,11 @@ class Company:
 
 def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]) -> Company:
     """Compare each flow of `trial` with the same flow alone."""
-    into: dict[str, float] = {}
-    out_of: dict[str, float] = {}
-    for flow in trial.flows:
-        into[flow.target] = max(into.get(flow.target, 0.0), flow.rate)
-        out_of[flow.source] = max(out_of.get(flow.source, 0.0), flow.rate)
-
     def lost(flow: Flow, more: float = 0.0) -> bool:
         before = alone[flow.pair]
         slack = (WINDOW_DROP if before.per_connection else DROP) * before.rate
-        # What its source gets and its target sends is acknowledged on the flow's own way.
-        acks = ACKS * max(into.get(flow.source, 0.0), out_of.get(flow.target, 0.0))
         late = max(0.0, flow.idle - before.driven.idle) * before.rate
-        doubt = slack + acks + late + more * before.rate
+        doubt = slack + late + more * before.rate
         return flow.rate < before.rate - doubt and (together or flow.estimate.high < before.driven.estimate.low)
 
     # Flows that share one queue take turns: each varies, and their sum does not.
@@ -101,7 +91,8 @@ def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]
     losers = [flow for flow in trial.flows if lost(flow)]
     sure = losers
     if by_machine(trial.flows, hosts, BUSY_MACHINE if trial.busy > BUSY else MACHINE):
-        sure = [flow for flow in losers if not by_machine([alone[flow.pair].driven], hosts, BUSY_MACHINE)]
+        sure = [flow for flow in losers if lost(flow, DEEP)
+                and not by_machine([alone[flow.pair].driven], hosts, BUSY_MACHINE)]
     return Company(trial, frozenset(flow.pair for flow in sure), all(lost(flow, DEEP) for flow in sure),
                    len(sure) < len(losers))
 

@@ -200,8 +200,12 @@ class _Plan:
         most = [self._most(part, ahead) for part in (*parts, parts[0] + parts[1])]
         if min(most[0], most[1]) < (1 - EQUAL) * rate or most[2] < 1.5 * rate:
             return False      # it could not be seen
-        seen = yield from self._drive(f"{one.hosts[0]} and {other.hosts[0]}", parts[0] + parts[1], rough=True)
-        return bool(seen.dropped) and seen.trial.total().value < 1.25 * rate
+        kind = f"{one.hosts[0]} and {other.hosts[0]}"
+        for rough in (True, False):      # most are not, which shows at once; that they are wants a second look
+            seen = yield from self._drive(kind, parts[0] + parts[1], rough)
+            if not seen.dropped or seen.trial.total().value >= 1.25 * rate:
+                return False
+        return True
 
     def _most(self, pairs: Collection[Pair], ahead: Sequence[Shared]) -> float:
         """What could pass along the pairs at once, as far as their ends and the limits `ahead` are concerned."""
@@ -232,14 +236,16 @@ class _Plan:
 
     def _resolve(self, seen: Company) -> Trials:
         """Tell apart the limits that paths of different hosts share, from a trial in which they lost."""
-        lost = sorted(seen.dropped)
-        while lost:
-            every = sorted(seen.dropped | seen.kept)
+        every = sorted(seen.dropped | seen.kept)
+        lost, left = sorted(seen.dropped), len(seen.dropped) + 1      # left: how many before, so that it ends
+        while lost and len(lost) < left:
+            left = len(lost)
+            among = lost
             if not (yield from self._bound(lost)):
-                if lost != sorted(seen.dropped):
+                if left < len(seen.dropped):
                     return      # others explained what these had lost
-                lost = every      # they share with some that kept their rate
-            least = frozenset((yield from self._least([], lost, False)))
+                among = every      # they share with some that kept their rate
+            least = frozenset((yield from self._least([], among, False)))
             if len(least) < 2:
                 return      # it has passed
             trial = (yield from self._drive("those that share", sorted(least))).trial
@@ -247,13 +253,20 @@ class _Plan:
             if rate.value > (1 - DROP) * sum(self.alone[pair].rate for pair in least):
                 return      # too little for a limit
             others = yield from self._sharing(least, rate.value, [pair for pair in every if pair not in least])
-            paths = least | others
-            # A limit of a host that one of them is under, and that is no other, was this one.
-            for limit in self.shared:
-                if limit.paths & paths and equal(limit.rate.value, rate.value):
-                    paths |= limit.paths
+            paths = least | others | self._under(least, rate.value)
             self.shared.append(Shared(GROUP, tuple(sorted({source for source, _ in paths})), paths, rate))
-            lost = [pair for pair in lost if pair not in paths and pair in seen.dropped]
+            lost = [pair for pair in lost if pair not in paths]
+
+    def _under(self, least: frozenset[Pair], rate: float) -> frozenset[Pair]:
+        """Paths of the known limits of that rate that those in `least` are under: what they share was seen before.
+
+        None if one of them is under two, as that does not say which.
+        """
+        over = [[limit for limit in self.shared if pair in limit.paths and equal(limit.rate.value, rate)]
+                for pair in least]
+        if any(len(limits) > 1 for limits in over):
+            return frozenset()
+        return frozenset(pair for limits in over for limit in limits for pair in limit.paths)
 
     def _least(self, given: list[Pair], pairs: list[Pair], grown: bool) -> Generator[Request, Trial, list[Pair]]:
         """A least part of `pairs` that loses when it runs beside `given`: without any one of it, nothing does.

@@ -121,7 +121,7 @@ def _against(results: Results, styles: dict[str, Style]) -> Figure:
 def _network(results: Results) -> Figure:
     """The hosts in a circle, site by site; a panel before and one after, with the worst probe of all campaigns."""
     hosts = sorted(results.scenario.network.hosts, key=lambda host: host.site)
-    graph = nx.Graph()
+    graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(host.name for host in hosts)
     places = nx.circular_layout(graph)
     figure = Figure(figsize=(12, 6.4), layout="constrained")

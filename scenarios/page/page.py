@@ -89,10 +89,10 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
     if not results.missing and (held := bars.checks(results)):
         found["verdict"].append(tables.bars(held))
     phases, moved, links = accounts.all_phases(results), accounts.accounting(results), accounts.links(results)
-    found["phases"] = [*[phases] * (phases is not None), *[tables.phases(results)] * bool(results.collectives)]
+    found["phases"] = [*([phases] if phases else []), *[tables.phases(results)] * bool(results.collectives)]
     found["waits"] = [table for _, table in accounts.waits(results)]
     found["bytes"] = [moved] if moved else []
-    found["links"] = [*[links] * (links is not None), *[tables.applied(results)] * bool(results.applied)]
+    found["links"] = [*([links] if links else []), *[tables.applied(results)] * bool(results.applied)]
     found["environment"] = [*accounts.environment(results)]
     return found
 

@@ -91,7 +91,7 @@ SEATTLE, REST = [AI, GATEWAY, SECOND], [NEWYORK, NEWYORK_2, CHICAGO]
 WHOLE = [
     Case("lan", [f"lab-{number}" for number in range(1, 7)], 1, 125),
     Case("seattle-newyork", ALL, 10, 0.7, LAN),
-    Case("seattle-newyork-access", ALL, 10, None,
+    Case("seattle-newyork-access", ALL, 5, None,
          access={AI: (30, 30), GATEWAY: (30, 30), **dict.fromkeys([SECOND, *REST], (0.7, 0.7))}),
     Case("seattle-newyork-window", ALL, 10, None, LAN, windows=paths(ALL, ALL) - {*LAN}),
     Case("uniform-access", ALL, 10, None, access=dict.fromkeys(ALL, (0.7, 0.7))),
@@ -146,7 +146,7 @@ def small(tmp_path_factory):
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_a_small_network_is_told(case, small):
     check(case, small)
