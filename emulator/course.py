@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from emulator.topology_file import Share
 
@@ -74,7 +74,7 @@ class Course(Generic[S]):
     """What happens to one path, host or group: filled by who reads the timeline, then asked for its states."""
 
     def __init__(self, subject: S) -> None:
-        self.subject = subject
+        self.subject: S = subject
         self.settings: list[Setting] = []
         """At one second, the later wins."""
         self.outages: list[tuple[float, float]] = []
@@ -87,7 +87,7 @@ class Course(Generic[S]):
 
         Raises ValueError, with file and line, where a jitter would be more than its delay.
         """
-        settings = deque(sorted(self.settings, key=lambda setting: setting.second))
+        settings: deque[Setting] = deque(sorted(self.settings, key=lambda setting: setting.second))
         values: dict[str, float] = {}
         factors: dict[str, float] = {}
         last = None
@@ -114,7 +114,7 @@ class Course(Generic[S]):
         return value
 
     def _state(self, second: float, values: dict[str, float], factors: dict[str, float]) -> S:
-        fields = dict(values)
+        fields: dict[str, Any] = dict(values)
         for field, factor in factors.items():
             for moved in ("delay", "jitter") if field == "delay" else (field,):
                 fields[moved] = self._of(values, moved) * factor
