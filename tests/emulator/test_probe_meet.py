@@ -153,7 +153,7 @@ def test_who_does_not_come_is_named(monkeypatch):
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_same_command_on_two_machines_writes_what_they_measured(tmp_path):
     file = tmp_path / "world.yaml"
     file.write_text("name: w\nsites: [s]\nhosts: {a: {site: s}, b: {site: s}}\n"
