@@ -15,6 +15,7 @@ from rich.console import Console
 
 from emulator.hosts.runtime import RUNTIMES
 from emulator.links.engines import ENGINES
+from emulator.units import parse_size
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -41,3 +42,14 @@ def link_options(of: argparse.ArgumentParser) -> None:
 def console(width: int = 100) -> Console:
     """For results: as wide as the terminal, or as the tables want in a pipe."""
     return Console(width=None if sys.stdout.isatty() else width)
+
+
+def tensor_size(text: str) -> int:
+    """Bytes of an fp32 tensor, as an option gives them; argparse prints what is wrong with it."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size % 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of fp32 elements of 4 bytes")
+    return size

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulator.units import parse_size
 from scenarios import records
-from scenarios.commands import command, console
+from scenarios.commands import command, console, tensor_size
 from scenarios.progress import Stages
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def add(commands: Commands) -> None:
     benching.add_argument("--world", type=_world, nargs="+", metavar="W",
                           help="numbers of ranks, all on this machine (default: 2 3 4; of --ddp: 4)")
     work = benching.add_mutually_exclusive_group()
-    work.add_argument("--sizes", type=_size, nargs="+", metavar="SIZE",
+    work.add_argument("--sizes", type=tensor_size, nargs="+", metavar="SIZE",
                       help="sizes of the fp32 tensor (default: 4B 1KiB 16KiB 64KiB 1MiB 16.9MB 100MiB)")
     work.add_argument("--ddp", action="store_true",
                       help="time training steps of the founding workload under DistributedDataParallel instead")
@@ -69,13 +68,3 @@ def _repetitions(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of blocks: write 2 or more; an interval needs them")
     return int(text)
-
-
-def _size(text: str) -> int:
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if size % 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of fp32 elements of 4 bytes")
-    return size

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulator.units import parse_size
 from scenarios import records
 from scenarios.arms import ARMS
-from scenarios.commands import command, console
+from scenarios.commands import command, console, tensor_size
 
 if TYPE_CHECKING:
     from scenarios.commands import Commands
@@ -36,7 +35,7 @@ def add(commands: Commands) -> None:
     scaling.add_argument("--world", type=_number(2, "ranks"), nargs="+", default=[64, 256], metavar="W",
                          help="numbers of ranks (default: 64 256)")
     scaling.add_argument("--arm", choices=arms, nargs="+", default=arms, help="default: all of them")
-    scaling.add_argument("--size", type=_size, default=16_867_332, metavar="SIZE",
+    scaling.add_argument("--size", type=tensor_size, default=16_867_332, metavar="SIZE",
                          help="size of the fp32 tensor (default: 16.867332 MB)")
     scaling.add_argument("--seeds", type=_number(1, "networks"), default=1, metavar="N",
                          help="networks of each world, of the seeds 1 to N (default: 1)")
@@ -71,13 +70,3 @@ def _number(least: int, of: str) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-def _size(text: str) -> int:
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if size % 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of fp32 elements of 4 bytes")
-    return size
