@@ -24,7 +24,7 @@ from scenarios.records import (
     load,
 )
 from scenarios.scenario import AllReduce, Scenario
-from scenarios.scenario import load as load_scenario
+from scenarios.script import as_predicted
 from scenarios.steps import History, histories
 from scenarios.theory import Theory, ratio, theory
 from scenarios.verdict import Verdict, verdict
@@ -89,7 +89,7 @@ class Results:
         where predictions or measurements are missing as a whole or do not belong together, FitError where sizes for a
         or b are missing. A run that is not finished is read as far as it goes.
         """
-        scenario = load_scenario(directory / "scenario.yaml", directory / "topology.yaml")
+        scenario = as_predicted(directory)
         rows = compare(directory, partial=True)
         environment = _environment(directory)
         _refuse_mixed_code(directory, environment)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from scenarios.arms import ARMS
 from scenarios.records import sha256
-from scenarios.scenario import Scenario
+from scenarios.scenario import Scenario, load
 
-__all__ = ["Script", "loss_in", "read", "scripted"]
+__all__ = ["Script", "as_predicted", "loss_in", "read", "scripted"]
 
 FILE = "script.json"
 """In the run directory: which script is run."""
@@ -54,6 +54,18 @@ def read(directory: Path) -> Script | None:
         return None
     known = json.loads(file.read_text(encoding="utf-8"))
     return Script(known["path"], tuple(known["arguments"]), known["sha256"])
+
+
+def as_predicted(directory: Path) -> Scenario:
+    """The scenario of a run as it was predicted: with its script, be that still there or not, in the workload's place.
+
+    Raises ScenarioError or TopologyError.
+    """
+    scenario = load(directory / "scenario.yaml", directory / "topology.yaml")
+    script = read(directory)
+    if script is None or scenario.training is None:
+        return scenario
+    return replace(scenario, training=replace(scenario.training, script=script.path))
 
 
 def scripted(scenario: Scenario, path: Path, arguments: tuple[str, ...] = ()) -> tuple[Scenario, Script]:

@@ -63,7 +63,8 @@ class Network(netns.Network):
         """There is none: a container takes programs alone."""
 
     def _addressing(self, host: str) -> list[str]:
-        lines = self._segments(host)
+        # Docker before 28 gives an internal network a way out that leads nowhere.
+        lines = ["route flush exact default", *self._segments(host)]
         for peer in self._index:
             if peer != host:
                 grouped = shaping.groups_of(self.shaped, self.shaped.path(host, peer))

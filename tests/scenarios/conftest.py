@@ -105,6 +105,7 @@ def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: in
             "schema": 1, "group": "default", "rank": rank, "world_size": 4, "round": number, "collective": "all_reduce",
             "algorithm": "shard", "op": "sum", "dtype": "float32", "nbytes": nbytes, "start": 1.0, "seconds": 0.3,
             "publish": 0.0005, "phase1": 0.137, "phase2": 0.160, "peers": {}, "workload": "training", "speedup": 10.0,
+            "campaign": 0, "arm": "shard",
         }) + "\n" for number in range(3) for nbytes in (4_202_500, 12_664_832)))
     return directory
 
