@@ -72,8 +72,14 @@ class Runtime(Protocol):
     def entrance(self, host: str) -> Callable[[], None] | None:
         """What moves a process that has one thread into the host; None where hosts take programs alone."""
 
+    def own_clock(self, host: str) -> bool:
+        """Whether the host's monotonic clock is its own, and not that of this machine."""
+
     def rendezvous(self) -> AbstractContextManager[str]:
-        """A file, not yet there, that programs on all hosts may make and share; outside the shaped links."""
+        """Where ranks on all hosts meet: a file, not yet there, that they may make and share outside the shaped links.
+
+        Or, where hosts share no file, ``tcp://HOST:PORT/PART``, a part of a store that is there.
+        """
 
 
 class MakesRuntime(Protocol):
@@ -97,6 +103,8 @@ class Module(Protocol):
 
 RUNTIMES = ("netns", "docker")
 """That can be chosen; compose is the one in compose.yaml."""
+EXTERNAL = "external"
+"""Machines of the user's, which are not made (:mod:`emulator.hosts.external`)."""
 _MODULES = {"netns": "emulator.hosts.netns", "docker": "emulator.hosts.containers",
             "compose": "emulator.hosts.composed"}
 

@@ -31,7 +31,11 @@ class ChannelClosedError(ChannelError):
 
 
 class Channel:
-    """One end. `read` returns up to so many bytes, none at the end; `write` takes all of them."""
+    """One end. `read` returns up to so many bytes, none at the end; `write` takes all of them.
+
+    It reads no further than the message that it is to return: who waits on the descriptor is not woken by what was
+    read ahead, and what follows the last message is another's to read.
+    """
 
     def __init__(self, read: Callable[[int], bytes], write: Callable[[bytes], object], descriptor: int, key: bytes,
                  side: bytes, name: str) -> None:
@@ -57,7 +61,7 @@ class Channel:
         try:
             self._write(_HEADER.pack(len(body), self._seal(0, body)) + body)
         except OSError as error:
-            raise ChannelError(f"{self.name} is gone: {error.strerror}") from error
+            raise ChannelError(f"{self.name} is gone: {error.strerror or error}") from error
 
     def receive(self, timeout: float) -> Message:
         """The next message. Raises ChannelError if none comes within `timeout` seconds, or what comes is none."""
@@ -69,12 +73,19 @@ class Channel:
             if not select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ChannelError(f"{self.name} did not answer for {timeout:.0f} s")
             try:
-                data = self._read(1 << 16)
+                data = self._read(self._missing())
             except OSError as error:
-                raise ChannelError(f"{self.name} is gone: {error.strerror}") from error
+                raise ChannelError(f"{self.name} is gone: {error.strerror or error}") from error
             if not data:
                 raise ChannelClosedError(f"{self.name} has ended")
             self._pending += data
+
+    def _missing(self) -> int:
+        """Bytes of the message that has begun which have not come yet; of its header, as long as that is not whole."""
+        if len(self._pending) < _HEADER.size:
+            return _HEADER.size - len(self._pending)
+        length, _ = _HEADER.unpack_from(self._pending)
+        return _HEADER.size + int(length) - len(self._pending)
 
     def _next(self) -> Message | None:
         if len(self._pending) < _HEADER.size:

@@ -77,6 +77,22 @@ class Coordinator:
             except StopIteration as end:
                 return Survey(self._hosts, self._echoes, tuple(self._trials), speedup), end.value
 
+    def round_trips(self) -> dict[Pair, float]:
+        """Seconds of the idle round trip between each two hosts, by both orders. Raises ProbeError or ChannelError."""
+        with undisturbed():
+            self._hosts = self._open()
+            self._echoes = self._round_trips()
+        medians = {pair: Estimate.of_echoes(seconds).value for pair, seconds in self._echoes.items()}
+        return medians | {(other, one): seconds for (one, other), seconds in medians.items()}
+
+    def goodput(self, pair: Pair) -> float:
+        """Bytes of payload per second of one connection that has the network to itself; round trips come first.
+
+        Raises ProbeError or ChannelError.
+        """
+        with undisturbed():
+            return self._measure(Request("alone", (Load(*pair),))).flow(pair).rate
+
     def _ask(self, questions: Mapping[str, Message], patience: float = 0.0) -> dict[str, Message]:
         """Have each of the named hosts do something, side by side; their answers."""
         for name, question in questions.items():

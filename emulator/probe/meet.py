@@ -1,8 +1,8 @@
-"""Machines that are there already meet for a probe: rank 0 listens and coordinates, the others do what it says.
+"""Machines that are there already meet, for a probe or a run: rank 0 listens, the others come and do what it says.
 
-Each side sends a greeting with 16 random bytes; the channel's key is an HMAC-SHA-256 of both under the secret, so the
+Each side sends a greeting with 16 random bytes; a channel's key is an HMAC-SHA-256 of both under the secret, so the
 first message that each side seals proves that it knows it, and one of another meeting proves nothing. Nothing is
-encrypted: what passes are commands and rates.
+encrypted: what passes are commands and what was measured. All machines run the same code, or do not meet.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import platform
 import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path as File
 
-from emulator.probe.channel import Channel, ChannelError
+from emulator.hosts import code
+from emulator.probe.channel import Channel, ChannelError, Message
 from emulator.probe.coordinate import over_pipes
-from emulator.probe.peer import serve
 
 SECRET = "FROGTORCH_PROBE_SECRET"
 LEAST_SECRET = 8
 """Bytes: less can be guessed."""
 PATIENCE = 300.0
 """Seconds for all machines to have come."""
-_GREETING = b"frogtorch probe 1\n"
+_GREETING = b"frogtorch meets 1\n"
 _NONCE = 16
 _HANDSHAKE = 10.0      # seconds for one machine to say who it is
+_SILENCE = 90      # seconds after which a machine that answers nothing, not even its kernel, is gone
 _MOST_HOSTS = 1000
 
 
@@ -60,8 +63,8 @@ def place(rank: int | None, world: int | None, master: str | None, name: str | N
             return given
         said = environment.get(variable, "")
         if not said.isdecimal():
-            raise ValueError(f"which network? Give --topology FILE, or on each of your machines --rank, --world and "
-                             f"--master: {option} is missing, and {variable} is {said!r}")
+            raise ValueError(f"which of your machines is this? {option} is missing, and {variable} is {said!r}: give "
+                             "each of them --rank, --world and --master, or start them with torchrun")
         return int(said)
 
     rank, world = number(rank, "RANK", "--rank"), number(world, "WORLD_SIZE", "--world")
@@ -69,7 +72,7 @@ def place(rank: int | None, world: int | None, master: str | None, name: str | N
         raise ValueError(f"rank {rank} of {world} machines: a rank is from 0 to one less than --world, which is from 2 "
                          f"to {_MOST_HOSTS}")
     if environment.get("LOCAL_WORLD_SIZE", "1") != "1":
-        raise ValueError(f"LOCAL_WORLD_SIZE is {environment['LOCAL_WORLD_SIZE']}: a probe wants one process a machine "
+        raise ValueError(f"LOCAL_WORLD_SIZE is {environment['LOCAL_WORLD_SIZE']}: start one process a machine "
                          "(torchrun --nproc-per-node 1)")
     if master is None:
         at, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
@@ -92,8 +95,57 @@ def place(rank: int | None, world: int | None, master: str | None, name: str | N
     return Place(rank, world, (at, int(port)), plain, address, secret)
 
 
-def follow(where: Place) -> None:
-    """Come to rank 0 and do what it says, until it is done. Raises MeetError or ChannelError."""
+@dataclass(frozen=True)
+class Machine:
+    """One that has come, as rank 0 sees it."""
+
+    rank: int
+    name: str
+    address: str
+    facts: Message
+    """What it is, for the record."""
+    channel: Channel | None
+    """None: rank 0's own."""
+
+    def __str__(self) -> str:
+        return f"{self.name} (rank {self.rank}, {self.address})"
+
+
+class Meeting:
+    """All machines, by rank, and where more of their connections come in."""
+
+    def __init__(self, machines: tuple[Machine, ...], listener: socket.socket, secret: bytes) -> None:
+        self.machines = machines
+        self._listener = listener
+        self._secret = secret
+
+    def connection(self, machine: Machine, purpose: Message) -> socket.socket:
+        """The connection that `machine` has been asked to :func:`call` with, for `purpose`. Raises MeetError."""
+        deadline = time.monotonic() + _HANDSHAKE
+        while True:
+            try:
+                self._listener.settimeout(max(0.1, deadline - time.monotonic()))
+                sock, (host, *_) = self._listener.accept()
+            except TimeoutError:
+                raise MeetError(f"no further connection came from {machine} within {_HANDSHAKE:.0f} s") from None
+            try:
+                channel = _channel(sock, self._secret, b"coordinator", f"the machine at {host}")
+                if channel.receive(_HANDSHAKE) != purpose:
+                    raise ChannelError("it is not the one that is expected now")
+                channel.send({})
+                sock.settimeout(None)
+            except (ChannelError, OSError) as error:
+                _let_go(sock, host, error)
+                continue
+            return sock
+
+
+@contextmanager
+def follow(where: Place, task: str) -> Iterator[Channel]:
+    """Come to rank 0, for the `task` that it is to lead; the channel, when all have come.
+
+    Raises MeetError or ChannelError.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -106,29 +158,46 @@ def follow(where: Place) -> None:
             time.sleep(0.5)
     with sock:
         channel = _channel(sock, where.secret, b"peer", f"rank 0 at {_written(where.master)}")
-        address = where.address or sock.getsockname()[0]
-        channel.send({"rank": where.rank, "world": where.world, "name": where.name, "address": address})
-        answer = channel.receive(PATIENCE)
+        channel.send({"rank": where.rank, "world": where.world, "name": where.name, "task": task,
+                      "address": where.address or sock.getsockname()[0], "code": code.sha256(), "facts": _facts()})
+        answer = channel.receive(PATIENCE + _HANDSHAKE)
         if "error" in answer:
             raise MeetError(f"rank 0 refused: {answer['error']}")
-        serve(channel)
+        yield channel
+
+
+def call(where: Place, purpose: Message) -> socket.socket:
+    """One more connection to rank 0, which knows by `purpose` what it is for, and waits for it.
+
+    Raises ChannelError or OSError.
+    """
+    sock = socket.create_connection(where.master, timeout=_HANDSHAKE)
+    try:
+        channel = _channel(sock, where.secret, b"peer", f"rank 0 at {_written(where.master)}")
+        channel.send(purpose)
+        channel.receive(_HANDSHAKE)
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 @contextmanager
-def lead(where: Place, tell: Callable[[int, int, str], None]
-         ) -> Iterator[tuple[dict[str, Channel], dict[str, str]]]:
-    """Wait for the others, and be rank 0 and a peer; channels and addresses by the hosts' names, in rank order.
+def lead(where: Place, task: str, tell: Callable[[int, int, str], None]) -> Iterator[Meeting]:
+    """Be rank 0: wait for the others. All connections end with the block.
 
     `tell` is called with the machines that are here, all, and a text. Raises MeetError.
     """
     with ExitStack() as stack:
         try:
-            listener = stack.enter_context(socket.create_server(where.master, backlog=64))
+            listener = stack.enter_context(_listener(where.master))
         except OSError as error:
             raise MeetError(f"cannot listen at {_written(where.master)}: {error.strerror}; --master is an address of "
                             "rank 0's machine, and a port that is free there") from error
         deadline = time.monotonic() + PATIENCE
-        here: dict[int, tuple[str, str, Channel]] = {}
+        own_code = code.sha256()
+        here: dict[int, tuple[Machine, Channel]] = {}
         own = where.address
         while len(here) < where.world - 1:
             tell(len(here) + 1, where.world, "waiting for the other machines")
@@ -137,54 +206,84 @@ def lead(where: Place, tell: Callable[[int, int, str], None]
                 sock, (host, *_) = listener.accept()
             except TimeoutError:
                 absent = sorted({*range(1, where.world)} - {*here})
-                raise MeetError(f"rank {', '.join(map(str, absent))} did not come within {PATIENCE:.0f} s") from None
+                missing = f"rank {', '.join(map(str, absent))} did not come within {PATIENCE:.0f} s"
+                for _, channel in here.values():
+                    with suppress(ChannelError):
+                        channel.send({"error": missing})
+                raise MeetError(missing) from None
             try:
-                rank, name, address, channel = _welcome(sock, host, where, here)
+                machine, channel = _welcome(sock, host, where, task, own_code, here)
             except (ChannelError, OSError) as error:
-                print(f"{host}: {error}; let it go", file=sys.stderr)
-                sock.close()
+                _let_go(sock, host, error)
                 continue
             stack.callback(sock.close)
-            here[rank] = name, address, channel
+            here[machine.rank] = machine, channel
             own = own or sock.getsockname()[0]
         assert own is not None
-        program = subprocess.Popen([sys.executable, "-m", "emulator.probe.peer"], stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE)
-        stack.callback(_end, program)
-        here[0] = where.name, own, over_pipes(program, where.name)
-        for rank in range(1, where.world):
-            here[rank][2].send({})
-        names = [here[rank][0] for rank in range(where.world)]
+        for _, channel in here.values():
+            channel.send({})
+        mine = Machine(0, where.name, own, _facts(), None)
+        yield Meeting((mine, *(here[rank][0] for rank in range(1, where.world))), listener, where.secret)
+
+
+@contextmanager
+def peers(meeting: Meeting) -> Iterator[tuple[dict[str, Channel], dict[str, str]]]:
+    """A peer of a probe on every machine, which those of the others are already.
+
+    Channels and addresses by the hosts' names, in rank order; of machines with one name each has its rank in it.
+    """
+    program = subprocess.Popen([sys.executable, "-m", "emulator.probe.peer"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
+    try:
+        names = [machine.name for machine in meeting.machines]
         unique = [f"{name}-{rank}" if names.count(name) > 1 else name for rank, name in enumerate(names)]
-        yield ({name: here[rank][2] for rank, name in enumerate(unique)},
-               {name: here[rank][1] for rank, name in enumerate(unique)})
+        yield ({name: machine.channel or over_pipes(program, name)
+                for name, machine in zip(unique, meeting.machines, strict=True)},
+               {name: machine.address for name, machine in zip(unique, meeting.machines, strict=True)})
+    finally:
+        _end(program)
 
 
-def _welcome(sock: socket.socket, host: str, where: Place, here: Mapping[int, object]
-             ) -> tuple[int, str, str, Channel]:
-    """Who came: rank, name, address. Raises ChannelError for one that has not the secret, or is not expected."""
-    sock.settimeout(_HANDSHAKE)
+def _welcome(sock: socket.socket, host: str, where: Place, task: str, own_code: str, here: Mapping[int, object]
+             ) -> tuple[Machine, Channel]:
+    """Who came. Raises ChannelError for one that has not the secret, or is not expected as it is."""
     channel = _channel(sock, where.secret, b"coordinator", f"the machine at {host}")
     hello = channel.receive(_HANDSHAKE)
-    rank, name, address = hello.get("rank"), hello.get("name"), hello.get("address")
-    if not (isinstance(rank, int) and isinstance(name, str) and isinstance(address, str)):
+    rank, name, address, facts = (hello.get(key) for key in ("rank", "name", "address", "facts"))
+    if not (isinstance(rank, int) and isinstance(name, str) and isinstance(address, str) and isinstance(facts, dict)):
         raise ChannelError("it does not say who it is")
     wrong = None
     if hello.get("world") != where.world:
         wrong = f"it expects {hello.get('world')} machines, and rank 0 expects {where.world}"
     elif not 0 < rank < where.world or rank in here:
         wrong = f"rank {rank} is not expected, or is here already"
+    elif hello.get("task") != task:
+        wrong = f"{name} was started to {hello.get('task')}, and rank 0 to {task}"
+    elif hello.get("code") != own_code:
+        wrong = (f"mixed code: {name} (rank {rank}) has other modules (SHA-256 {str(hello.get('code'))[:12]}…) than "
+                 f"rank 0 ({own_code[:12]}…): install one version on every machine")
     if wrong is not None:
         channel.send({"error": wrong})
         raise ChannelError(wrong)
-    return rank, name, address, channel
+    channel.name = f"{name} (rank {rank}, {address})"
+    return Machine(rank, name, address, facts, channel), channel
+
+
+def _listener(master: tuple[str, int]) -> socket.socket:
+    host, port = master
+    resolved = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    # Debian's /etc/hosts has a machine's own name at 127.0.1.1, where no other machine would find it.
+    named = str(resolved).startswith("127.") and host not in (resolved, "localhost")
+    return socket.create_server(("" if named else host, port), backlog=64)
 
 
 def _channel(sock: socket.socket, secret: bytes, side: bytes, name: str) -> Channel:
     """Greet, and make a channel whose key holds the randomness of both."""
+    sock.settimeout(_HANDSHAKE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that vanishes without a word is noticed within a minute and a half.
-    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
+    # A machine that vanishes without a word is noticed, whether there is something to send to it or not.
+    for option, value in ((socket.TCP_KEEPIDLE, _SILENCE // 3), (socket.TCP_KEEPINTVL, _SILENCE // 6),
+                          (socket.TCP_KEEPCNT, 4), (socket.TCP_USER_TIMEOUT, _SILENCE * 1000)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     mine = secrets.token_bytes(_NONCE)
@@ -196,11 +295,25 @@ def _channel(sock: socket.socket, secret: bytes, side: bytes, name: str) -> Chan
             raise ChannelError(f"{name} has ended before it said who it is")
         said += data
         if not said.startswith(_GREETING[:len(said)]):
-            raise ChannelError(f"{name} is no `frogtorch probe`, or of another version")
+            raise ChannelError(f"{name} is no `frogtorch`, or of another version")
     theirs = said[len(_GREETING):]
     nonces = mine + theirs if side == b"coordinator" else theirs + mine
-    key = hmac.digest(secret, b"frogtorch probe" + nonces, hashlib.sha256)
+    key = hmac.digest(secret, b"frogtorch meets" + nonces, hashlib.sha256)
     return Channel(sock.recv, sock.sendall, sock.fileno(), key, side, name)
+
+
+def _facts() -> Message:
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = None
+    return {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+            "torch": torch}
+
+
+def _let_go(sock: socket.socket, host: str, error: Exception) -> None:
+    print(f"{host}: {error}; let it go", file=sys.stderr)
+    sock.close()
 
 
 def _end(program: subprocess.Popen[bytes]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from emulator.hosts.runtime import RUNTIMES
+from emulator.hosts.runtime import EXTERNAL, RUNTIMES
 from emulator.links.engines import ENGINES
+from emulator.probe.meet import SECRET, Place, place
 from emulator.units import parse_size
 
 if TYPE_CHECKING:
@@ -30,13 +32,34 @@ def command(commands: Commands, name: str, act: Callable[[argparse.Namespace], i
     return added
 
 
-def link_options(of: argparse.ArgumentParser) -> None:
-    """Add the options of a command that makes links."""
-    of.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0],
-                    help="what hosts are: network namespaces or Docker containers (default: %(default)s)")
+def link_options(of: argparse.ArgumentParser, external: bool = False) -> None:
+    """Add the options of a command that makes links; or, if hosts may be `external` too, finds them."""
+    more = ", or machines of yours with the network that they have" if external else ""
+    of.add_argument("--runtime", choices=(*RUNTIMES, *([EXTERNAL] if external else [])), default=RUNTIMES[0],
+                    help=f"what hosts are: network namespaces or Docker containers{more} (default: %(default)s)")
     of.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
                     help="what holds packets for a path's delay (default: the first of these that this "
                          "machine has)")
+
+
+def machine_options(of: argparse.ArgumentParser) -> None:
+    """Add the options of a command that is started on each of the user's machines."""
+    machines = of.add_argument_group("machines of your own")
+    machines.add_argument("--rank", type=int, help="this machine's number, from 0 (default: RANK)")
+    machines.add_argument("--world", type=int, metavar="N", help="how many machines take part (default: WORLD_SIZE)")
+    machines.add_argument("--master", metavar="HOST:PORT",
+                          help="where rank 0 is reached (default: MASTER_ADDR, and the port after MASTER_PORT, which "
+                               "torchrun itself holds)")
+    machines.add_argument("--name", help="this machine's name in the topology (default: its host name)")
+    machines.add_argument("--address", help="the address by which the other machines reach this one (default: the one "
+                                            "that it reaches rank 0 from)")
+    machines.add_argument("--secret-file", type=Path, metavar="FILE",
+                          help=f"a file with the secret that all know (default: the variable {SECRET})")
+
+
+def place_of(options: argparse.Namespace) -> Place:
+    """Which machine this is, by those options and torchrun's environment. Raises ValueError."""
+    return place(options.rank, options.world, options.master, options.name, options.address, options.secret_file)
 
 
 def console(width: int = 100) -> Console:

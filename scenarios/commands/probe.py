@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import sys
 from datetime import datetime
@@ -16,11 +17,12 @@ from emulator.hosts.runtime import chosen
 from emulator.probe import meet
 from emulator.probe.classify import DOWN, GROUP, UP, Known
 from emulator.probe.coordinate import Coordinator, probe
+from emulator.probe.peer import serve
 from emulator.probe.survey import Survey
 from emulator.probe.write import Findings, interval, topology_text
 from emulator.topology import load
 from emulator.units import format_rate, format_time
-from scenarios.commands import command, console, link_options
+from scenarios.commands import command, console, link_options, machine_options, place_of
 from scenarios.progress import Stages
 
 if TYPE_CHECKING:
@@ -49,17 +51,7 @@ def add(commands: Commands) -> None:
     link_options(probing)
     probing.add_argument("--speedup", type=float, default=1.0, metavar="K",
                          help="run the network K times faster than life (default: 1)")
-    machines = probing.add_argument_group("machines of your own")
-    machines.add_argument("--rank", type=int, help="this machine's number, from 0 (default: RANK)")
-    machines.add_argument("--world", type=int, metavar="N", help="how many machines take part (default: WORLD_SIZE)")
-    machines.add_argument("--master", metavar="HOST:PORT",
-                          help="where rank 0 is reached (default: MASTER_ADDR, and the port after MASTER_PORT, which "
-                               "torchrun itself holds)")
-    machines.add_argument("--name", help="this machine's name in the topology (default: its host name)")
-    machines.add_argument("--address", help="the address by which the other machines reach this one (default: the one "
-                                            "that it reaches rank 0 from)")
-    machines.add_argument("--secret-file", type=Path, metavar="FILE",
-                          help="a file with the secret (default: the variable FROGTORCH_PROBE_SECRET)")
+    machine_options(probing)
     probing.add_argument("--output", type=Path, metavar="DIR",
                          help="for topology.yaml and measurements.jsonl; must not exist yet "
                               "(default: runs/probe-<date>)")
@@ -74,12 +66,16 @@ def _probe(options: argparse.Namespace) -> int:
                              "that are there: give one or the other")
         survey, known = _of_topology(options)
     else:
-        place = meet.place(options.rank, options.world, options.master, options.name, options.address,
-                           options.secret_file)
+        if options.rank is None and "RANK" not in os.environ:
+            raise ValueError("which network? Give --topology FILE, or on each of your machines --rank, --world and "
+                             "--master")
+        place = place_of(options)
         if place.rank:
-            meet.follow(place)
+            with meet.follow(place, "probe") as channel:
+                serve(channel)
             return 0
-        with Stages() as stages, meet.lead(place, stages.at) as (channels, addresses):
+        with Stages() as stages, meet.lead(place, "probe", stages.at) as meeting, meet.peers(meeting) as (
+                channels, addresses):
             survey, known = Coordinator(channels, addresses, stages.at).probe()
     findings = Findings(survey, known)
     directory = options.directory = _write(findings, options.output)

@@ -2,15 +2,17 @@
 
 import json
 import os
+import select
 import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from emulator.hosts.netns import Network
-from emulator.probe import meet
+from emulator.probe import meet, peer
 from emulator.probe.channel import Channel, ChannelError
 from emulator.probe.meet import MeetError, Place, lead, place
 from emulator.topology import load
@@ -71,6 +73,19 @@ def test_lengths_are_bounded_before_anything_is_read():
             ours.receive(1)
 
 
+def test_no_more_is_read_than_the_message_that_is_returned():
+    # Otherwise who then waits on the descriptor would wait for ever: it is what a peer does when all have met.
+    one, two, ours, theirs = pair()
+    with one, two:
+        ours.send({})
+        ours.send({"do": "open"})
+        one.sendall(b"what is not for the channel")
+        assert theirs.receive(1) == {}
+        assert select.select([theirs], [], [], 1)[0]
+        assert theirs.receive(1) == {"do": "open"}
+        assert two.recv(100) == b"what is not for the channel"
+
+
 def test_silence_and_the_end_are_told_apart():
     one, two, ours, _ = pair()
     with one:
@@ -93,7 +108,7 @@ def test_torchrun_says_who_and_where():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"RANK": ""}, "Give --topology FILE, or on each of your machines --rank, --world and --master: --rank is missing"),
+    ({"RANK": ""}, "which of your machines is this\\? --rank is missing, and RANK is ''"),
     ({"RANK": "4"}, "rank 4 of 4 machines"),
     ({"LOCAL_WORLD_SIZE": "2"}, "one process a machine"),
     ({"MASTER_ADDR": ""}, "--master HOST:PORT is missing"),
@@ -110,9 +125,10 @@ def test_who_has_not_the_secret_is_let_go_and_the_others_are_waited_for(monkeypa
     master = ("127.0.0.1", free_port())
     refused = []
 
-    def come(rank, secret, world=2):
+    def come(rank, secret, world=2, task="probe"):
         try:
-            meet.follow(Place(rank, world, master, "b", None, secret))
+            with meet.follow(Place(rank, world, master, "b", None, secret), task) as channel:
+                peer.serve(channel)
         except (MeetError, ChannelError) as error:
             refused.append(str(error))
 
@@ -129,31 +145,71 @@ def test_who_has_not_the_secret_is_let_go_and_the_others_are_waited_for(monkeypa
         noise()
         come(1, b"another secret")
         come(1, SECRET.encode(), world=3)
+        come(1, SECRET.encode(), task="measure")
+        with monkeypatch.context() as patch:
+            patch.setattr(meet.code, "sha256", lambda: "0123456789abcdef")
+            come(1, SECRET.encode())
         come(1, SECRET.encode())
 
     thread = threading.Thread(target=others)
     thread.start()
-    with lead(Place(0, 2, master, "a", None, SECRET.encode()), lambda *_: None) as (channels, addresses):
+    mine = meet.code.sha256()
+    monkeypatch.setattr(meet.code, "sha256", lambda: mine)
+    with lead(Place(0, 2, master, "a", None, SECRET.encode()), "probe", lambda *_: None) as meeting, \
+            meet.peers(meeting) as (channels, addresses):
         assert list(channels) == ["a", "b"]
         assert addresses == {"a": "127.0.0.1", "b": "127.0.0.1"}
     thread.join(10)
     assert not thread.is_alive()      # the end of the coordinator ends the peers
     said = capfd.readouterr().err
-    assert "is no `frogtorch probe`" in said
+    assert "is no `frogtorch`" in said
     assert "wrong seal: it has another secret" in said
     assert "it expects 3 machines, and rank 0 expects 2" in said
-    assert any("it expects 3 machines, and rank 0 expects 2" in text for text in refused)
+    assert "it expects 3 machines, and rank 0 expects 2" in refused[1]
+    assert "b was started to measure, and rank 0 to probe" in refused[2]
+    assert "mixed code: b (rank 1) has other modules (SHA-256 0123456789ab…) than rank 0" in refused[3]
 
 
-def test_who_does_not_come_is_named(monkeypatch):
-    monkeypatch.setattr(meet, "PATIENCE", 0.2)
-    where = Place(0, 3, ("127.0.0.1", free_port()), "a", None, SECRET.encode())
-    with pytest.raises(MeetError, match="rank 1, 2 did not come"), lead(where, lambda *_: None):
+def test_who_does_not_come_is_named_on_every_machine_that_is_there(monkeypatch):
+    monkeypatch.setattr(meet, "PATIENCE", 1.0)
+    master = "127.0.0.1", free_port()
+    heard = []
+
+    def come():
+        with pytest.raises(MeetError) as refused, meet.follow(Place(2, 4, master, "c", None, SECRET.encode()), "probe"):
+            pass
+        heard.append(str(refused.value))
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    where = Place(0, 4, master, "a", None, SECRET.encode())
+    with pytest.raises(MeetError, match="rank 1, 3 did not come"), lead(where, "probe", lambda *_: None):
         pass
+    thread.join(10)
+    assert heard == ["rank 0 refused: rank 1, 3 did not come within 1 s"]
+
+
+def test_a_further_connection_is_the_one_that_was_asked_for(monkeypatch):
+    master = "127.0.0.1", free_port()
+    follower = Place(1, 2, master, "b", None, SECRET.encode())
+
+    def come():
+        with meet.follow(follower, "measure"):
+            for purpose in ({"program": 6}, {"program": 7}):      # the first is one that nobody waits for any more
+                with suppress(ChannelError), meet.call(follower, purpose) as sock:
+                    sock.sendall(b"seven")
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    with lead(Place(0, 2, master, "a", None, SECRET.encode()), "measure", lambda *_: None) as meeting, \
+            meeting.connection(meeting.machines[1], {"program": 7}) as sock:
+        assert sock.recv(100) == b"seven"
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.root
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_same_command_on_two_machines_writes_what_they_measured(tmp_path):
     file = tmp_path / "world.yaml"
     file.write_text("name: w\nsites: [s]\nhosts: {a: {site: s}, b: {site: s}}\n"
