@@ -61,14 +61,16 @@ S = TypeVar("S", bound=Section)
 class Document(Generic[S]):
     """A file that was read and checked: its `text`, and its `content` as an instance of the model.
 
-    `refusal` is the class of the errors that :meth:`error` makes, and that reading raises.
+    `refusal` is the class of the errors that :meth:`error` makes, and that reading raises. With `text` that is taken
+    for the content of the file, which need not be there.
     """
 
-    def __init__(self, file: Path | str, model: type[S], refusal: type[DocumentError]) -> None:
+    def __init__(self, file: Path | str, model: type[S], refusal: type[DocumentError],
+                 text: str | None = None) -> None:
         self.file = Path(file)
         self.refusal = refusal
         try:
-            self.text = self.file.read_bytes().decode("utf-8")
+            self.text = self.file.read_bytes().decode("utf-8") if text is None else text
         except UnicodeDecodeError as error:
             raise self.error_at(error.object.count(b"\n", 0, error.start) + 1,
                                 f"byte 0x{error.object[error.start]:02x} is no UTF-8; save the file as UTF-8 text"

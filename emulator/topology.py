@@ -260,9 +260,9 @@ def _times(rate: float | None, k: float) -> float | None:
     return None if rate is None else rate * k
 
 
-def load(file: File | str) -> Topology:
-    """Read a topology; raises TopologyError, with the mend, for anything that is wrong with it."""
-    return _Reader(Document(file, TopologyFile, TopologyError)).topology()
+def load(file: File | str, text: str | None = None) -> Topology:
+    """Read a topology, of the file or of `text` under its name; raises TopologyError, with the mend, if it is wrong."""
+    return _Reader(Document(file, TopologyFile, TopologyError, text)).topology()
 
 
 @dataclass(frozen=True)

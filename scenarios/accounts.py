@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -16,6 +16,7 @@ from scenarios.compare import BLIND, Row
 from scenarios.records import Collective, Measurement
 from scenarios.results import Results
 from scenarios.tables import MEGA, NONE, interval, on_off, sheet, time, titled
+from scenarios.timelines import in_words
 
 SUMS = ("all_reduce", "faithful")
 """The collectives that move gradients."""
@@ -60,19 +61,56 @@ def _pairs(above: Row, below: Row) -> Iterator[Pair]:
 
 def ratios_of_steps(results: Results) -> Iterator[Pair]:
     """Gloo over shard, each pair of one campaign, world and bucket view."""
-    rows = {(row.arm, row.world_size, row.bucket_view): row for row in _trained(results, Keeps.SUM)}
-    for (arm, world, view), row in rows.items():
-        if arm == "gloo" and ("shard", world, view) in rows:
-            yield from _pairs(row, rows["shard", world, view])
+    rows = {(row.arm, row.world_size, row.bucket_view, row.timeline): row for row in _trained(results, Keeps.SUM)}
+    for (arm, world, view, timeline), row in rows.items():
+        if arm == "gloo" and ("shard", world, view, timeline) in rows:
+            yield from _pairs(row, rows["shard", world, view, timeline])
 
 
 def effects_of_views(results: Results) -> Iterator[Pair]:
     """Each arm without gradient_as_bucket_view over the same arm with it, within one campaign."""
     for keeps in Keeps:
-        rows = {(row.arm, row.world_size, row.bucket_view): row for row in _trained(results, keeps)}
-        for (arm, world, view), row in rows.items():
-            if view is False and (arm, world, True) in rows:
-                yield from _pairs(row, rows[arm, world, True])
+        rows = {(row.arm, row.world_size, row.bucket_view, row.timeline): row for row in _trained(results, keeps)}
+        for (arm, world, view, timeline), row in rows.items():
+            if view is False and (arm, world, True, timeline) in rows:
+                yield from _pairs(row, rows[arm, world, True, timeline])
+
+
+@dataclass(frozen=True)
+class Band:
+    """An arm's medians of a step, life-size seconds by campaign: of a scenario with timelines, by the timeline."""
+
+    world_size: int
+    arm: str
+    view: bool | None
+    measured: Mapping[int, float]
+    predicted: Mapping[int, float]
+    """Blind; empty where there is no prediction a campaign."""
+    original: str | None
+    """The founding experiment's band in seconds, if it has this arm."""
+
+    @property
+    def keeps(self) -> Keeps:
+        """What the arm keeps; an arm that is not known, the sum."""
+        return ARMS[self.arm].keeps if self.arm in ARMS else Keeps.SUM
+
+
+def across(results: Results) -> list[Band]:
+    """The arms that were measured in more than one campaign."""
+    of: dict[tuple[int, str, bool | None], list[Row]] = defaultdict(list)
+    for row in _trained(results):
+        of[row.world_size, row.arm, row.bucket_view].append(row)
+    found = []
+    for (world, arm, view), rows in of.items():
+        measured = {campaign if row.timeline is None else row.timeline: statistics.median(seconds)
+                    for row in rows for campaign, seconds in _by_campaign(row.measurements).items()}
+        predicted = {row.timeline: row.predicted[BLIND] for row in rows
+                     if row.timeline is not None and BLIND in row.predicted}
+        founding = world == original.WORLD and rows[0].nbytes == original.GRADIENT_BYTES
+        steps = original.STEPS.get(arm, ()) if founding else ()
+        if len(measured) > 1:
+            found.append(Band(world, arm, view, measured, predicted, f"{min(steps)}–{max(steps)}" if steps else None))
+    return found
 
 
 def pairs(results: Results) -> Iterator[Group]:
@@ -97,15 +135,33 @@ def pairs(results: Results) -> Iterator[Group]:
 
 def bands(results: Results) -> Iterator[Group]:
     """How far each arm's median moves from campaign to campaign; arms that keep the same in one table."""
+    found = across(results)
     for keeps in Keeps:
-        table = sheet("W", "arm", "view", "campaigns", "least, s", "greatest, s", "greatest ÷ least")
-        for row in _trained(results, keeps):
-            medians = [statistics.median(seconds) for seconds in _by_campaign(row.measurements).values()]
-            if len(medians) > 1:
-                table.add_row(str(row.world_size), row.arm, on_off(row.bucket_view), str(len(medians)),
-                              time(min(medians)), time(max(medians)), f"{max(medians) / min(medians):.3f}")
+        table = sheet("W", "arm", "view", "campaigns", "measured, s", "ratio", "predicted, s", "ratio", "original, s")
+        for band in found:
+            if band.keeps is keeps:
+                table.add_row(str(band.world_size), band.arm, on_off(band.view), str(len(band.measured)),
+                              *_band(band.measured), *_band(band.predicted), band.original or NONE)
         if table.row_count:
-            yield titled(f"Bands across campaigns, medians of a step ({keeps.value} is kept)", table)
+            yield titled("Bands across campaigns: the least and the greatest median of a step, and their ratio "
+                         f"({keeps.value} is kept)", table)
+
+
+def _band(medians: Mapping[int, float]) -> tuple[str, str]:
+    if len(medians) < 2:
+        return NONE, NONE
+    least, greatest = min(medians.values()), max(medians.values())
+    return f"{time(least)}–{time(greatest)}", f"{greatest / least:.3f}"
+
+
+def networks(results: Results) -> Group | None:
+    """What was drawn for each campaign."""
+    table = sheet("timeline", "from second", "what")
+    for timeline, topology in enumerate(results.scenario.timelines):
+        for second, what in in_words(topology):
+            table.add_row(str(timeline), f"{second:g}", what)
+    return titled("The campaigns' networks, drift apart: seconds from the start of every training",
+                  table) if table.row_count else None
 
 
 def all_phases(results: Results) -> Group | None:
@@ -184,11 +240,13 @@ def originals(results: Results) -> Group:
 
 def every_error(results: Results) -> Group:
     """Predicted against measured, every point."""
-    table = sheet("W", "workload", "arm", "view", "size", "predicted, s", "measured, s", "95 % interval", "n",
-                  "ln(measured ÷ predicted)")
+    drawn = bool(results.scenario.timelines)
+    table = sheet("W", *["timeline"] * drawn, "workload", "arm", "view", "size", "predicted, s", "measured, s",
+                  "95 % interval", "n", "ln(measured ÷ predicted)")
     for row in results.rows:
         error = row.error(BLIND)
-        table.add_row(str(row.world_size), row.workload, row.arm, on_off(row.bucket_view), format_size(row.nbytes),
+        table.add_row(str(row.world_size), *[str(row.timeline)] * drawn, row.workload, row.arm,
+                      on_off(row.bucket_view), format_size(row.nbytes),
                       time(row.predicted[BLIND]) if BLIND in row.predicted else NONE, time(row.measured.value),
                       interval(row.measured, time), str(row.measured.n), NONE if error is None else f"{error:+.4f}")
     return titled("Predicted (blind) and measured, every point, life-size", table)

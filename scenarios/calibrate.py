@@ -19,9 +19,9 @@ from emulator.links.shaping import ceiling
 from emulator.topology import Path, Topology
 from frogtorch.effects import Buffer, Collective, Group, Receive, Send
 from scenarios.calibration import Calibration, PathSeen, as_seen, cores
+from scenarios.campaigns import campaigns
 from scenarios.progress import Stages
 from scenarios.ranks import Place, Ranks
-from scenarios.runner import campaigns
 from scenarios.scenario import Scenario
 
 _ARMS = ("gloo", "shard")

@@ -46,7 +46,8 @@ def changes(first: Path, second: Path) -> RenderableType:
         said = "" if not sure else "slower" if ratio.value > 1 else "faster"
         if sure:
             found[ratio.value > 1] += 1
-        table.add_row(str(new.world_size), new.workload, new.arm, on_off(new.bucket_view), format_size(new.nbytes),
+        workload = new.workload if new.timeline is None else f"{new.workload}, timeline {new.timeline}"
+        table.add_row(str(new.world_size), workload, new.arm, on_off(new.bucket_view), format_size(new.nbytes),
                       time(old.measured.value), time(new.measured.value), f"{ratio.value:.3f}", interval(ratio),
                       said + (", other hosts" if old.hosts != new.hosts else ""))
     summary = Text(f"Of {len(common)} points, {found[True]} are slower in B, {found[False]} faster, and "

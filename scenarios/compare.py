@@ -25,8 +25,8 @@ SIMULATED = BLIND, CALIBRATED
 """The simulator's own; of the two only a run with a calibration has the second."""
 ALL_ARMS = "all arms"
 
-Key = tuple[str, int, str, int, bool | None]
-"""Point.key: arm, world size, workload, bytes, bucket view."""
+Key = tuple[str, int, str, int, bool | None, int | None]
+"""Point.key: arm, world size, workload, bytes, bucket view, timeline."""
 
 
 class CompareError(ValueError):
@@ -42,6 +42,7 @@ class Row:
     workload: str
     nbytes: int
     bucket_view: bool | None
+    timeline: int | None
     hosts: tuple[str, ...]
     predicted: Mapping[str, float]
     """By basis; the closed form may be missing for a training workload, and all for an arm that is not simulated."""
@@ -54,7 +55,7 @@ class Row:
     @property
     def key(self) -> Key:
         """As Point.key."""
-        return self.arm, self.world_size, self.workload, self.nbytes, self.bucket_view
+        return self.arm, self.world_size, self.workload, self.nbytes, self.bucket_view, self.timeline
 
     def error(self, basis: str) -> float | None:
         """Return ln(measured median / predicted); None without a prediction of that basis."""
@@ -196,6 +197,7 @@ def _row(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
 
 def name(key: Key) -> str:
     """Say which point it is."""
-    arm, world_size, workload, nbytes, view = key
+    arm, world_size, workload, nbytes, view, timeline = key
     setting = "" if view is None else f", bucket view {'on' if view else 'off'}"
-    return f"{arm}, W={world_size}, {workload} of {nbytes} bytes{setting}"
+    campaign = "" if timeline is None else f", timeline {timeline}"
+    return f"{arm}, W={world_size}, {workload} of {nbytes} bytes{setting}{campaign}"

@@ -12,9 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, StrMethodFormatter
 
+from scenarios.accounts import Band, across
 from scenarios.compare import BLIND, Row
 from scenarios.fit import Estimate
 from scenarios.results import ArmFit, Results
+from scenarios.steps import History
 
 MEGA = 1e6
 DPI = 150
@@ -49,8 +51,10 @@ def draw(results: Results, directory: Path) -> list[Path]:
     figures: dict[str, Figure] = {}
     if results.fits:
         figures |= {"times.png": times(results, styles), "slopes.png": slopes(results, styles)}
-    if results.histories:
-        figures["steps.png"] = steps(results, styles)
+    if results.scenario.timelines:
+        figures["bands.png"] = bands(across(results), styles)
+    elif results.histories:
+        figures["steps.png"] = steps(results, results.histories, styles)
     files = []
     for name, figure in figures.items():
         figure.savefig(directory / name, dpi=DPI)
@@ -126,14 +130,15 @@ def slopes(results: Results, styles: dict[str, Style]) -> Figure:
     return figure
 
 
-def steps(results: Results, styles: dict[str, Style]) -> Figure:
+def steps(results: Results, histories: Sequence[History], styles: dict[str, Style]) -> Figure:
     """Seconds of each step over the second of the timeline at which it begins, a panel a training; changes as lines."""
-    count = len(results.histories)
+    count = len(histories)
+    networks = dict(results.scenario.networks)
     figure = Figure(figsize=(8, 0.6 + 2.2 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False, sharex=True, sharey=True).flat
-    for history, axes in zip(results.histories, panels, strict=True):
+    for history, axes in zip(histories, panels, strict=True):
         arm = history.row.arm
-        for moment in results.scenario.topology.timeline.moments:
+        for moment in networks[history.row.timeline].timeline.moments:
             axes.axvline(moment, color="0.8", linewidth=0.8, zorder=0)
         predicted = [(step.predicted_second, step.predicted) for step in history.steps if step.predicted is not None]
         if predicted:
@@ -152,6 +157,29 @@ def steps(results: Results, styles: dict[str, Style]) -> Figure:
         axes.set_ylabel("seconds of a step")
     axes.set_xlabel("second of the timeline at which the step begins; the network changes at the grey lines")
     figure.suptitle(f"Step by step, {results.scenario.name} on {results.scenario.topology.name}")
+    return figure
+
+
+def bands(found: Sequence[Band], styles: dict[str, Style]) -> Figure:
+    """Every campaign's median of a step, a line an arm, world and view: measured as markers, predicted below them."""
+    figure = Figure(figsize=(8, 1.2 + 0.5 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    for place, band in enumerate(found):
+        style = styles[band.arm]
+        for medians, at, marker in ((band.measured, place - 0.12, style.marker), (band.predicted, place + 0.16, "x")):
+            if medians:
+                color = style.color if marker != "x" else "black"
+                axes.plot([min(medians.values()), max(medians.values())], [at, at], color=color, linewidth=1)
+                axes.plot(list(medians.values()), [at] * len(medians), linestyle="none", marker=marker, markersize=6,
+                          markerfacecolor="none", color=color)
+    view = {None: "", True: ", view on", False: ", view off"}
+    axes.set_yticks(range(len(found)), [f"{band.arm}, W = {band.world_size}{view[band.view]}" for band in found])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        which(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("median seconds of a step (life-size), a marker a campaign; × predicted")
+    axes.grid(alpha=0.3, axis="x", which="both")
     return figure
 
 

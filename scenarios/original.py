@@ -79,7 +79,7 @@ def _class(results: Results) -> str:
     """In which class of network times of this run hold."""
     hosts = results.scenario.worlds.get(WORLD) or next(iter(results.scenario.worlds.values()))
     limits = {found.limit if (found := theory(results.scenario.topology, hosts, arm)) else None for arm in STEPS}
-    changing = ", changing" if results.scenario.topology.timeline else ""
+    changing = ", changing" if any(network.timeline for _, network in results.scenario.networks) else ""
     return (_CLASSES.get(limits.pop(), "no one limit") if len(limits) == 1 else "no one limit") + changing
 
 
@@ -122,7 +122,8 @@ def _steps(results: Results) -> Iterator[Figure]:
     trained = [r for r in results.rows if r.workload == "training" and r.world_size == WORLD and r.arm in STEPS]
     measured: _Medians = {(r.arm, r.bucket_view, campaign): statistics.median(seconds)
                 for r in trained for campaign, seconds in _campaigns(r).items()}
-    predicted: _Medians = {(r.arm, r.bucket_view, None): r.predicted[BLIND] for r in trained if BLIND in r.predicted}
+    predicted: _Medians = {(r.arm, r.bucket_view, r.timeline): r.predicted[BLIND]
+                           for r in trained if BLIND in r.predicted}
 
     def both(say: Callable[[_Medians], str | None]) -> tuple[str | None, str | None]:
         return say(measured), say(predicted)
@@ -183,7 +184,7 @@ def _outlook(results: Results) -> Iterator[Figure]:
 
 _PARTS = {"publish": "publication", "phase1": "phase 1", "phase2": "phase 2"}
 _Medians = Mapping[tuple[str, bool | None, int | None], float]
-"""Seconds of a step, by arm, bucket view and campaign (None: predicted)."""
+"""Seconds of a step, by arm, bucket view and campaign (predicted ones by timeline)."""
 
 
 def _campaigns(row: Row) -> Mapping[int, list[float]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any, Literal
 
@@ -38,42 +39,44 @@ def predict(scenario: Scenario, compute: Mapping[str, Mapping[str, float]] | Non
     A point is predicted at the speed-up at which it will be measured, and given life-size: the segments of a packet,
     and so the acknowledgements, are not scaled with the rate. `compute` is the content of compute.json: seconds of the
     parts of a training step, by world size; without it, a training step is its exchange alone. On a network that
-    changes, all steps of a training are predicted, one after another from second 0 on. Raises ValueError if `compute`
-    lacks a world, or `calibration` a world, a speed-up or a path.
+    changes, all steps of a training are predicted, one after another from second 0 on; where campaigns have timelines
+    of their own, on each of them. Raises ValueError if `compute` lacks a world, or `calibration` a world, a speed-up or
+    a path.
 
     Arms that nothing is known of before they run have no predictions: those that skip contributions, whose ranks are
     not in step, and PowerSGD. gradient_as_bucket_view changes nothing that is exchanged: one time, for either setting.
     """
     if scenario.training and compute is not None and (missing := [w for w in scenario.worlds if str(w) not in compute]):
         raise ValueError(f"compute.json says nothing of W = {missing[0]}; take one of a scenario that has that world")
-    for size, world in scenario.worlds.items():
+    for (timeline, topology), (size, world) in product(scenario.networks, scenario.worlds.items()):
         for arm in scenario.arms:
-            point = partial(Prediction, arm=arm, world_size=size, hosts=world, topology_sha256=scenario.topology.sha256,
-                            date=datetime.now(UTC).isoformat(timespec="seconds"))
+            point = partial(Prediction, arm=arm, world_size=size, hosts=world, timeline=timeline,
+                            topology_sha256=topology.sha256, date=datetime.now(UTC).isoformat(timespec="seconds"))
             simulated = ARMS[arm].simulated
             for nbytes in scenario.all_reduce.sizes if scenario.all_reduce else ():
                 k = scenario.speedup_for(nbytes, size)
                 every = partial(point, workload="all_reduce", nbytes=nbytes, speedup=k)
                 assert simulated  # what is an all-reduce is known to the simulator
-                for known in _known(scenario, calibration, simulated, size, k):
+                for known in _known(scenario, topology, calibration, simulated, size, k):
                     outcome = sim.all_reduce(known.topology, world, simulated, nbytes, costs=known.costs)
                     yield every(basis=known.basis, seconds=outcome.seconds * k, received_bytes=outcome.received_bytes)
-                yield every(basis="closed form", seconds=sim.closed_form(scenario.topology, world, simulated, nbytes))
+                yield every(basis="closed form", seconds=sim.closed_form(topology, world, simulated, nbytes))
             if scenario.training and simulated and not scenario.training.script:
                 k = scenario.speedups[size]
                 computed = NOTHING if compute is None else compute[str(size)]
-                for known in _known(scenario, calibration, simulated, size, k):
+                for known in _known(scenario, topology, calibration, simulated, size, k):
                     step = _step(scenario.training, known, world, ARMS[arm], computed, k)
                     for view in scenario.training.bucket_views:
                         yield point(workload="training", nbytes=scenario.training.workload.gradient_bytes, speedup=k,
                                     basis=known.basis, bucket_view=view, **step)
 
 
-def _known(scenario: Scenario, calibration: Calibration | None, simulated: str, size: int,
+def _known(scenario: Scenario, topology: Topology, calibration: Calibration | None, simulated: str, size: int,
            k: float) -> Iterator[_Known]:
-    yield _Known("blind", scenario.topology.faster(k), sim.MEASURED)
+    yield _Known("blind", topology.faster(k), sim.MEASURED)
     if calibration is not None:
-        yield _Known("calibrated", calibration.as_found(scenario.network, k), calibration.costs_of(simulated, size))
+        yield _Known("calibrated", calibration.as_found(scenario.used(topology), k),
+                     calibration.costs_of(simulated, size))
 
 
 def _step(training: Training, known: _Known, world: tuple[str, ...], arm: Arm, computed: Mapping[str, float],

@@ -3,6 +3,7 @@
 A run is a directory::
 
     scenario.yaml, topology.yaml   what was run, copied
+    campaigns/<i>.yaml             of a scenario with campaigns: the topology and timeline that was drawn for each
     environment.json               machine, kernel, versions, hashes of the modules; `networks` holds a stamp a
                                    campaign: link engine, its bias, congestion control, queues' and TCP's settings
     calibration.json               of a calibrated run: what probes found of the links and the machine
@@ -66,11 +67,13 @@ class Point(Record):
     speedup: float = 1.0
     bucket_view: bool | None = None
     """DDP's gradient_as_bucket_view; None where nothing is trained."""
+    timeline: int | None = None
+    """On which of the campaigns' networks; None where none were drawn, and topology.yaml is the only one."""
 
     @property
-    def key(self) -> tuple[str, int, str, int, bool | None]:
+    def key(self) -> tuple[str, int, str, int, bool | None, int | None]:
         """What a prediction and its measurements have in common."""
-        return self.arm, self.world_size, self.workload, self.nbytes, self.bucket_view
+        return self.arm, self.world_size, self.workload, self.nbytes, self.bucket_view, self.timeline
 
 
 class Prediction(Point):
@@ -83,7 +86,7 @@ class Prediction(Point):
     date: str
     """When: ISO 8601, UTC."""
     topology_sha256: str
-    """Of the topology.yaml that it is about."""
+    """Of the topology.yaml that it is about, or of the campaign's."""
     received_bytes: tuple[int, ...] = ()
     """Payload that each rank received, by rank."""
     detail: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from scenarios.results import Results
 
 CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n", "measured_median_s",
               "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error",
-              "bucket_view", "calibrated_s", "calibrated_ln_error")
+              "bucket_view", "calibrated_s", "calibrated_ln_error", "timeline")
 
 SHOWN = 20
 """How many of the points that are missing are named."""
@@ -105,7 +105,7 @@ def write_csv(results: Results, file: Path) -> None:
                             f"{row.measurements[0].speedup:g}", row.measured.n, row.measured.value, low, high,
                             *(row.predicted.get(basis) for basis in (BLIND, CLOSED_FORM)),
                             *(row.error(basis) for basis in (BLIND, CLOSED_FORM)), tables.on_off(row.bucket_view),
-                            row.predicted.get(CALIBRATED), row.error(CALIBRATED)])
+                            row.predicted.get(CALIBRATED), row.error(CALIBRATED), row.timeline])
 
 
 def header(results: Results) -> Text:

@@ -103,7 +103,7 @@ class Results:
             _optional(directory / "outcomes.jsonl", Outcome),
             tuple(line for file in sorted((directory / "telemetry").glob("*.jsonl"))
                   for line in load(file, Collective)),
-            tuple(histories(scenario.topology, rows, predictions)) if scenario.topology.timeline else (),
+            tuple(histories(dict(scenario.networks), rows, predictions)),
             _optional(directory / "applied.jsonl", Applied), _optional(directory / "failures.jsonl", Failure), missing,
             tuple(resume.voids(directory)))
 
@@ -125,11 +125,12 @@ def _missing(scenario: Scenario, predictions: Sequence[Prediction], rows: Sequen
     if scenario.training:  # those that nobody predicts
         workload = "script" if scenario.training.script else "training"
         views = (None,) if scenario.training.script else scenario.training.bucket_views
-        seen = {(row.arm, row.world_size, row.workload, row.bucket_view) for row in rows}
-        for arm, world, view in product(scenario.arms, scenario.worlds, views):
-            if (arm, world, workload) not in predicted and (arm, world, workload, view) not in seen:
+        seen = {(row.arm, row.world_size, row.workload, row.bucket_view, row.timeline) for row in rows}
+        for (timeline, _), arm, world, view in product(scenario.networks, scenario.arms, scenario.worlds, views):
+            if (arm, world, workload) not in predicted and (arm, world, workload, view, timeline) not in seen:
                 setting = "" if view is None else f", bucket view {'on' if view else 'off'}"
-                yield f"not measured: {arm}, W={world}, {workload}{setting}"
+                yield f"not measured: {arm}, W={world}, {workload}{setting}" + (
+                    "" if timeline is None else f", timeline {timeline}")
     for row in rows:
         steps = scenario.training.steps - scenario.training.warmup if scenario.training else 0
         wanted = {"all_reduce": scenario.repetitions, "training": steps}.get(row.workload, 0)

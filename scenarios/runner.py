@@ -1,6 +1,7 @@
 """Measures a scenario on real packets: brings the network up, runs its points interleaved, writes what it saw.
 
-Points of one speed-up make a campaign, on one state of the network, between two fidelity probes. Within a campaign and
+Points of one speed-up make a campaign, on one state of the network, between two fidelity probes; where the scenario
+has timelines drawn, each makes campaigns of its own, and a network that is brought up for it. Within a campaign and
 world, repetitions are blocks: each holds every point once, in an order of its own.
 
 A rank that fails or dies ends its point, not the run: its error is recorded, and the next point has new ranks. A
@@ -9,78 +10,47 @@ campaign whose links were off is void whole and measured once more. Whatever end
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from emulator.hosts import netns
 from emulator.hosts.runtime import MakesRuntime, Runtime
+from emulator.topology import Topology
 from emulator.units import format_size
 from scenarios import fit, resume
 from scenarios.arms import ARMS, Arm, Keeps
+from scenarios.campaigns import Campaign, campaigns
 from scenarios.conductor import Conductor
-from scenarios.predict import NOTHING, life_size
+from scenarios.predict import life_size
 from scenarios.progress import Estimate, Stages
 from scenarios.ranks import Place, RankError, Ranks
-from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
+from scenarios.recorder import Recorder
+from scenarios.records import Applied, Failure, Measurement, Prediction, load
 from scenarios.scenario import Scenario, Training
 from scenarios.script import read
-
-
-@dataclass(frozen=True)
-class Campaign:
-    """Points that run on one state of the network."""
-
-    index: int
-    speedup: float
-    sizes: dict[int, tuple[int, ...]]
-    """Bytes of the all-reduces, by world size."""
-    trains: tuple[int, ...]
-    """The worlds that train the workload."""
-
-
-def campaigns(scenario: Scenario) -> list[Campaign]:
-    """Split a scenario into campaigns, one a speed-up, the fastest first."""
-    points: dict[float, dict[int, list[int]]] = {}
-    for world, speed in scenario.speedups.items():
-        if scenario.training:
-            points.setdefault(speed, {}).setdefault(world, [])
-        for size in scenario.all_reduce.sizes if scenario.all_reduce else ():
-            points.setdefault(scenario.speedup_for(size, world), {}).setdefault(world, []).append(size)
-    if scenario.scaling:
-        for speed in scenario.scaling.speedups:
-            points.setdefault(speed, {}).setdefault(scenario.scaling.world, []).append(scenario.scaling.size)
-    trains = scenario.speedups if scenario.training else {}
-    return [Campaign(index, speed, {world: tuple(sizes) for world, sizes in points[speed].items()},
-                     tuple(world for world, own in trains.items() if own == speed))
-            for index, speed in enumerate(sorted(points, reverse=True))]
 
 
 class Runner:
     """One measured run of a scenario, into a run directory that holds its predictions already."""
 
     def __init__(self, scenario: Scenario, directory: Path, run: str, engine: str, stages: Stages,
-                 make: MakesRuntime = netns.Network) -> None:
+                 make: MakesRuntime = netns.Network, reruns: int = resume.RERUNS) -> None:
+        """`reruns`: how often a campaign is measured again whose links were off."""
         self._make = make
+        self._reruns = reruns
         self._scenario = scenario
         self._directory = directory
         self._run = run
         self._engine = engine
         self._stages = stages
         self._predictions = load(directory / "predictions.jsonl", Prediction)
-        self._prediction = sha256(directory / "predictions.jsonl")
-        if strangers := [p for p in self._predictions if p.topology_sha256 != scenario.topology.sha256]:
-            raise ValueError(f"{directory}: {len(strangers)} predictions are about another topology.yaml (SHA-256 "
-                             f"{strangers[0].topology_sha256[:12]}…, not {scenario.topology.sha256[:12]}…): predict "
-                             "again")
-        (directory / "telemetry").mkdir(exist_ok=True)
+        _refuse_strangers(directory, self._predictions, dict(scenario.networks))
+        self._records = Recorder(directory)
         resume.mend(directory)
         self._done = resume.finished(directory)
         self._ended: set[resume.Key] = set()
@@ -102,7 +72,7 @@ class Runner:
                     failures += self._campaign(campaign)
                 off = resume.off(self._directory, campaign.index)
                 void = sum(index == campaign.index for index, _ in resume.voids(self._directory))
-                if not off or void >= resume.RERUNS:
+                if not off or void >= self._reruns:
                     break
                 kept = resume.void(self._directory, campaign.index)
                 self._done = resume.finished(self._directory)
@@ -114,8 +84,9 @@ class Runner:
     def _campaign(self, campaign: Campaign) -> list[Failure]:
         failures: list[Failure] = []
         self._stages.stage(f"{self._named(campaign)}: network up", 1)
-        with self._make(self._scenario.network, self._run, self._engine, campaign.speedup) as network:
-            self._stamp("networks", [network.stamp | {"campaign": campaign.index}])
+        used = self._scenario.used(campaign.topology)
+        with self._make(used, self._run, self._engine, campaign.speedup) as network:
+            self._records.stamp("networks", [network.stamp | {"campaign": campaign.index}])
             self._probe(network, campaign, "before")
             for size, world in self._scenario.worlds.items():
                 if size in campaign.sizes:
@@ -159,7 +130,7 @@ class Runner:
         for campaign in self._campaigns:
             for key in self._remaining(campaign):
                 _, workload, world, arm, what, *_ = key
-                of = [value for p, value in seconds.items() if p[1:3] == (world, workload)
+                of = [value for p, value in seconds.items() if (*p[1:3], p[5]) == (world, workload, campaign.timeline)
                       and (p[3] == what if workload == "all_reduce" else True)]
                 own = [value for p, value in seconds.items() if p[0] == arm and value in of]
                 if known := own or of:
@@ -174,7 +145,7 @@ class Runner:
             if any(key[1] != "script" for key in self._remaining(campaign, len(world))) or self._is_unsure(
                     campaign, world):
                 with network.rendezvous() as store, Ranks(self._places(network, world, store)) as ranks:
-                    self._refuse_mixed_code(ranks, world)
+                    self._records.refuse_mixed_code(ranks.modules, world)
                     if campaign.sizes[len(world)]:
                         self._all_reduces(ranks, campaign, world)
                     if len(world) in campaign.trains and not script:
@@ -189,31 +160,12 @@ class Runner:
         return None
 
     def _fail(self, campaign: Campaign, error: RankError, **point: Any) -> Failure:
-        failure = Failure(campaign=campaign.index, speedup=campaign.speedup, world_size=len(point["hosts"]),
-                          error=str(error), date=datetime.now(UTC).isoformat(timespec="seconds"), **point)
-        append(self._directory / "failures.jsonl", [failure])
+        failure = self._records.failure(campaign, error, **point)
         what = failure.nbytes if failure.workload == "all_reduce" else failure.bucket_view
         self._ended |= {self._point(key) for key in self._remaining(campaign, failure.world_size)
                         if (key[1], key[3]) == (failure.workload, failure.arm) and what in (None, key[4])}
         self._stages.say(f"failed, and left out: {failure}\n{error}")
         return failure
-
-    def _refuse_mixed_code(self, ranks: Ranks, world: Sequence[str]) -> None:
-        """Record what each rank runs; raises ValueError if it is not the same as on every other, and as so far."""
-        mine: list[dict[str, Any]] = [
-            {"world_size": len(world), "rank": rank, "host": host, "modules_sha256": ranks.modules[rank]}
-            for rank, host in enumerate(world)]
-        known = json.loads((self._directory / "environment.json").read_text()).get("ranks", [])
-        first = (*known, *mine)[0]
-        for other in mine:
-            if other["modules_sha256"] != first["modules_sha256"]:
-                parts = sorted(name for name, digest in other["modules_sha256"].items()
-                               if digest != first["modules_sha256"].get(name))
-                raise ValueError(f"mixed code: rank {other['rank']} on {other['host']} does not run the same "
-                                 f"{' and '.join(parts)} as rank {first['rank']} on {first['host']} did (SHA-256 of "
-                                 "their modules): install one version on every host, and predict into a new run "
-                                 "directory if this one has measured with another")
-        self._stamp("ranks", [one for one in mine if one not in known])
 
     def _places(self, network: Runtime, world: Sequence[str], store: str, alone: bool = False) -> list[Place]:
         """Places of ranks that hold a group an arm, or that are `alone` for a script to make its own."""
@@ -249,10 +201,10 @@ class Runner:
                     self._now = {"arm": arm, "hosts": world, "workload": "all_reduce", "nbytes": size,
                                  "repetition": block}
                     results = ranks.tell("all_reduce", arm=arm, nbytes=size, repetition=block)
-                    self._write_telemetry(results, workload="all_reduce", repetition=block, campaign=campaign.index,
-                                          speedup=campaign.speedup, arm=arm)
-                    self._write([(r["start"], r["end"]) for r in results], lambda clock: clock * campaign.speedup,
-                                campaign, **self._now)
+                    self._records.telemetry(results, workload="all_reduce", repetition=block, campaign=campaign.index,
+                                            speedup=campaign.speedup, arm=arm)
+                    self._records.measurement([(r["start"], r["end"]) for r in results],
+                                              lambda clock: clock * campaign.speedup, campaign, **self._now)
                     self._finish(key)
                 self._stages.advance(f"{name}: block {block + 1} of {blocks}, {arm}, {format_size(size)}")
         self._now = None
@@ -309,10 +261,11 @@ class Runner:
                            f"{'on' if view else 'off'}", training.steps)
         results, began = self._conducted(network, ranks, campaign, point, "train", steps=training.steps,
                                          bucket_view=view, workload=training.workload.name, **hook)
-        compute = self._compute(len(world))
-        self._write_steps(results, campaign, training, began, lambda clock: life_size(clock, campaign.speedup, compute),
-                          in_step=arm.keeps is not Keeps.NOTHING, **point)
-        self._write_outcomes(results, campaign, steps=training.steps, **point)
+        compute = self._records.compute(len(world))
+        self._records.steps(results, campaign, training, began,
+                            lambda clock: life_size(clock, campaign.speedup, compute),
+                            in_step=arm.keeps is not Keeps.NOTHING, **point)
+        self._records.outcomes(results, campaign, steps=training.steps, **point)
         self._finish(key)
         self._now = None
 
@@ -322,7 +275,6 @@ class Runner:
         assert script is not None
         assert self._scenario.training is not None
         script.check()
-        (self._directory / "printed").mkdir(exist_ok=True)
         for arm in self._scenario.arms:
             key = resume.training(campaign.index, "script", len(world), arm, None)
             if self._is_over(key):
@@ -331,29 +283,29 @@ class Runner:
             point: dict[str, Any] = {"arm": arm, "hosts": world, "workload": "script", "bucket_view": None}
             self._now = dict(point)
             with network.rendezvous() as store, Ranks(self._places(network, world, store, alone=True)) as ranks:
-                self._refuse_mixed_code(ranks, world)
+                self._records.refuse_mixed_code(ranks.modules, world)
                 results, began = self._conducted(network, ranks, campaign, point, "script", path=script.path,
-                                                 arguments=list(script.arguments), master=network.addresses[world[0]])
-            for rank, result in enumerate(results):
-                (self._directory / "printed" / f"{arm}-W{len(world)}-rank{rank}.txt").write_text(result["printed"])
+                                                 sha256=script.sha256, arguments=list(script.arguments),
+                                                 master=network.addresses[world[0]])
+            self._records.printed(results, arm, len(world), campaign)
             steps = min(len(result["steps"]) for result in results)
             if steps <= self._scenario.training.warmup:
                 raise ValueError(f"{script.path} made {steps} steps (those of its first optimiser), of which the "
                                  f"scenario takes {self._scenario.training.warmup} for warm-up: let it make more")
             point["nbytes"] = results[0]["nbytes"]
-            self._write_steps(results, campaign, self._scenario.training, began, lambda clock: clock, steps=steps,
-                              **point)
-            self._write_outcomes(results, campaign, steps=steps, **point)
+            self._records.steps(results, campaign, self._scenario.training, began, lambda clock: clock, steps=steps,
+                                **point)
+            self._records.outcomes(results, campaign, steps=steps, **point)
             self._finish(key)
         self._now = None
 
     def _conducted(self, network: Runtime, ranks: Ranks, campaign: Campaign, point: dict[str, Any], command: str,
                    **arguments: Any) -> tuple[list[Any], Callable[[float], float] | None]:
-        """Have the ranks train while the topology's timeline, if it has one, is played on the network.
+        """Have the ranks train while the timeline of the campaign's topology, if it has one, is played on the network.
 
         Returns their results, and what makes a second of the timeline of a time by the clock: None without a timeline.
         """
-        with Conductor(network, self._scenario.network, partial(
+        with Conductor(network, self._scenario.used(campaign.topology), partial(
                 Applied, campaign=campaign.index, speedup=campaign.speedup, arm=point["arm"],
                 workload=point["workload"], bucket_view=point["bucket_view"],
                 world_size=len(point["hosts"]))) as conductor:
@@ -362,75 +314,23 @@ class Runner:
                 self._stages.advance()
 
             results = ranks.tell(command, on_step=advance, on_start=conductor.begin, arm=point["arm"], **arguments)
-        if not self._scenario.topology.timeline:
+        if not campaign.topology.timeline:
             return results, None
-        append(self._directory / "applied.jsonl", conductor.applied)
+        self._records.applied(conductor.applied)
         return results, conductor.second
 
-    def _write_steps(self, results: list[Any], campaign: Campaign, training: Training,
-                     second: Callable[[float], float] | None, life: Callable[[float], float], *,
-                     steps: int | None = None, **point: Any) -> None:
-        """Record the steps after the warm-up."""
-        for step in range(training.warmup, steps or training.steps):
-            spans = [result["steps"][step] for result in results]
-            began = second(min(start for start, _ in spans)) if second else None
-            exchange = None
-            if point.get("in_step", True) and "exchanges" in results[0]:
-                ready, exchanged = zip(*(result["exchanges"][step] for result in results), strict=True)
-                exchange = max(exchanged) - max(ready)
-            self._write(spans, life, campaign, repetition=step, second=began, exchange_seconds=exchange, **point)
-
-    def _write_outcomes(self, results: list[Any], campaign: Campaign, **point: Any) -> None:
-        """Record what each rank had in the end, and what its backend saw. The outcomes come last: they finish it."""
-        self._write_telemetry(results, campaign=campaign.index, speedup=campaign.speedup,
-                              **{name: point[name] for name in ("workload", "arm", "bucket_view")})
-        outcomes = []
-        for rank, result in enumerate(results):
-            reduced = [seen for seen in result["telemetry"] if seen["collective"] in ("all_reduce", "faithful")]
-            outcomes.append(Outcome(
-                world_size=len(point["hosts"]), speedup=campaign.speedup, campaign=campaign.index, rank=rank,
-                all_reduces=len(reduced) or None,
-                **point, **{name: result.get(name) for name in ("parameters_sha256", "held_out_loss",
-                                                                "held_out_accuracy", "incorporated")}))
-        append(self._directory / "outcomes.jsonl", outcomes)
-
-    def _compute(self, world_size: int) -> dict[str, float]:
-        """Seconds of the parts of a step without its exchange, as the predictions took them."""
-        file = self._directory / "compute.json"
-        parts: dict[str, float] = json.loads(file.read_text())[str(world_size)] if file.exists() else NOTHING
-        return parts
-
-    def _write(self, spans: Sequence[tuple[float, float]], life: Callable[[float], float], campaign: Campaign, *,
-               hosts: tuple[str, ...], in_step: bool = True, **point: Any) -> None:
-        """Record a repetition: each rank's start and end, and what makes life-size seconds of the clock's."""
-        starts, ends = zip(*spans, strict=True)
-        clock = max(ends) - min(starts) if in_step else max(end - start for start, end in spans)
-        append(self._directory / "measurements.jsonl", [Measurement(
-            world_size=len(hosts), hosts=hosts, speedup=campaign.speedup, campaign=campaign.index, seconds=life(clock),
-            clock_seconds=clock, rank_seconds=tuple(end - start for start, end in spans),
-            start_skew_seconds=max(starts) - min(starts), prediction=self._prediction, **point)])
-
-    def _write_telemetry(self, results: list[dict[str, Any]], **point: Any) -> None:
-        for rank, result in enumerate(results):
-            with (self._directory / "telemetry" / f"rank{rank}.jsonl").open("a", encoding="utf-8") as lines:
-                for seen in result["telemetry"]:
-                    lines.write(json.dumps({**seen, **point}) + "\n")
-
-    def _stamp(self, what: str, more: list[Any]) -> None:
-        """Add to a list of environment.json."""
-        file = self._directory / "environment.json"
-        known = json.loads(file.read_text())
-        known.setdefault(what, []).extend(more)
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps(known, indent=2) + "\n")
-        new.replace(file)
-
-    def _probe(self, network: Runtime, campaign: Campaign, when: Any) -> None:
+    def _probe(self, network: Runtime, campaign: Campaign, when: Literal["before", "after"]) -> None:
         self._stages.stage(f"{self._named(campaign)}: probing every path {when} it", 1)
-        append(self._directory / "fidelity.jsonl", [
-            Fidelity(campaign=campaign.index, when=when, speedup=campaign.speedup, source=path.source,
-                     target=path.target, rtt_seconds=path.rtt, expected_rtt_seconds=path.expected_rtt,
-                     goodput=path.goodput, expected_goodput=path.expected_goodput, valid=path.valid,
-                     attempts=path.attempts)
-            for path in network.probe(self._stages.at)])
+        self._records.fidelity(campaign, when, network.probe(self._stages.at))
 
+
+def _refuse_strangers(directory: Path, predictions: Sequence[Prediction],
+                      networks: Mapping[int | None, Topology]) -> None:
+    for p in predictions:
+        file = "topology.yaml" if p.timeline is None else f"campaigns/{p.timeline}.yaml"
+        if p.timeline not in networks:
+            raise ValueError(f"{directory}: predictions are about {file}, which the scenario does not have: predict "
+                             "again")
+        if p.topology_sha256 != (known := networks[p.timeline].sha256):
+            raise ValueError(f"{directory}: predictions are about another {file} (SHA-256 {p.topology_sha256[:12]}…, "
+                             f"not {known[:12]}…): predict again")

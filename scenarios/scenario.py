@@ -35,6 +35,10 @@ A scenario is a page of YAML::
       staleness_bound: 64                           # of fresh_only: steps that a peer may lag; this is the default
       k: 4                                          # of every_k; this is the default
 
+    campaigns: {number: 8, seed: 7, length: 300 s}  # the training is measured so often, each time on a network that is
+                                                    # drawn anew from the seed and changes for so long
+                                                    # (scenarios/timelines.py); may be left out
+
     bars:                                           # what this run must show, or it has failed; may be left out
       - {arm: shard, over: predicted, at_most: 1.08}                  # measured ÷ predicted, of every all-reduce
       - {arm: shard, over: theory, world: 4, at_most: 1.05}           # b ÷ what bytes alone say of it
@@ -58,22 +62,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
-from emulator.document import Document, DocumentError, Name, Section, suggest
+from emulator.document import Document, DocumentError, suggest
 from emulator.topology import Topology
 from emulator.topology import load as load_topology
-from emulator.units import format_size, parse_share, parse_size, parse_time
+from emulator.units import format_size
+from scenarios import timelines
 from scenarios.arms import ARMS
-from scenarios.workloads import FOUNDING, WORKLOADS, Workload
+from scenarios.scenario_file import (
+    AllReduceEntry,
+    BarEntry,
+    CampaignsEntry,
+    RuleEntry,
+    ScalingEntry,
+    ScenarioFile,
+    TrainingEntry,
+    UntilEntry,
+)
+from scenarios.workloads import WORKLOADS, Workload
 
 PREDICTED, THEORY = "predicted", "theory"
 """What a bar may hold an arm against, other than another arm."""
-
-ELEMENT = 4
-"""Bytes of an element: tensors are fp32."""
 
 LEAST = 6
 """Repetitions whose median has a 95 % interval (:func:`scenarios.fit.median`)."""
@@ -190,108 +199,38 @@ class Scenario:
     bars: tuple[Bar, ...]
     rule: Rule | None
     until: Until | None = None
+    timelines: tuple[Topology, ...] = ()
+    """The topology as it was drawn for each campaign, with its timeline; empty where none are asked for."""
 
     @cached_property
     def network(self) -> Topology:
-        """The part of the topology that the worlds and the traffic use: what has to be up to measure them."""
-        traffic = (host for flow in self.topology.timeline.traffic for host in (flow.source, flow.target))
-        return self.topology.select(chain(*self.worlds.values(), traffic))
+        """The part of the topology that is used."""
+        return self.used(self.topology)
+
+    @property
+    def networks(self) -> tuple[tuple[int | None, Topology], ...]:
+        """What is predicted and measured: each of the timelines by its number, or the topology alone, as None."""
+        return tuple(enumerate(self.timelines)) or ((None, self.topology),)
+
+    def used(self, topology: Topology) -> Topology:
+        """The part of it that the worlds and its traffic use: what has to be up to measure them."""
+        traffic = (host for flow in topology.timeline.traffic for host in (flow.source, flow.target))
+        return topology.select(chain(*self.worlds.values(), traffic))
 
     def speedup_for(self, nbytes: int, world: int) -> float:
         """Return the speed-up at which a tensor of that size runs."""
         return self.speedups[world] if nbytes >= LARGE else 1.0
 
 
-def _size(value: object) -> int:
-    size = parse_size(value)
-    if size % ELEMENT:
-        raise ValueError(f"{value!r} is no whole number of fp32 elements; write a multiple of {ELEMENT} B, such as "
-                         f"{format_size(max(ELEMENT, size - size % ELEMENT))}")
-    return size
-
-
-Size = Annotated[int, BeforeValidator(_size)]
-Speedup = Annotated[float, Field(strict=True, ge=1, le=10)]
-
-
-def _speedup(value: object) -> object:
-    for one in value.values() if isinstance(value, dict) else [value]:
-        if isinstance(one, bool) or not isinstance(one, int | float) or not 1 <= one <= 10:
-            raise ValueError(f"{one!r} is refused; it should be a number from 1 to 10")
-    return value
-
-
-def _views(value: object) -> object:
-    views = value if isinstance(value, list) else [value]
-    if any(not isinstance(view, bool) for view in views) or len(set(views)) < max(1, len(views)):
-        raise ValueError(f"{value!r} is refused; it should be true, false, or both: [false, true]")
-    return tuple(views)
-
-
-class _AllReduce(Section):
-    intercept: Size
-    slope: tuple[Size, ...]
-    beside: tuple[Size, ...] = ()
-
-
-class _Scaling(Section):
-    world: Annotated[int, Field(strict=True)]
-    size: Size
-    speedups: Annotated[tuple[Speedup, ...], Field(min_length=1)]
-
-
-class _Training(Section):
-    steps: Annotated[int, Field(strict=True, ge=1)]
-    warmup: Annotated[int, Field(strict=True, ge=0)]
-    workload: str = FOUNDING.name
-    bucket_view: Annotated[tuple[bool, ...], BeforeValidator(_views)] = (False,)
-    staleness_bound: Annotated[int, Field(strict=True, ge=0)] = 64
-    k: Annotated[int, Field(strict=True, ge=1)] = 4
-
-
-class _Bar(Section):
-    arm: str
-    over: str
-    world: Annotated[int, Field(strict=True)] | None = None
-    size: Size | None = None
-    at_least: Annotated[float, Field(strict=True, gt=0)] | None = None
-    at_most: Annotated[float, Field(strict=True, gt=0)] | None = None
-
-
-class _Rule(Section):
-    worlds: Annotated[tuple[Annotated[int, Field(strict=True, ge=3)], ...], Field(min_length=1)]
-    blocks: Annotated[int, Field(strict=True, ge=6)] = 10
-    within: Annotated[float, BeforeValidator(parse_share), Field(gt=0, lt=0.5)] = 0.1
-
-
-class _Until(Section):
-    within: Annotated[float, BeforeValidator(parse_share), Field(gt=0, lt=1)]
-    budget: Annotated[float, BeforeValidator(parse_time), Field(gt=0)]
-
-
-class _ScenarioFile(Section):
-    name: Name
-    topology: str
-    worlds: Annotated[dict[Annotated[int, Field(strict=True, ge=2)], tuple[str, ...]], Field(min_length=1)]
-    arms: Annotated[tuple[str, ...], Field(min_length=1)]
-    repetitions: Annotated[int, Field(strict=True, ge=1)] = 1
-    until: _Until | None = None
-    speedup: Annotated[float | dict[int, float], BeforeValidator(_speedup)] = 1.0
-    timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0
-    all_reduce: _AllReduce | None = None
-    scaling: _Scaling | None = None
-    training: _Training | None = None
-    bars: tuple[_Bar, ...] = ()
-    verdict: _Rule | None = None
-
-
 def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
     """Read a scenario and its topology.
 
-    With `topology` that file is read in place of the one which the scenario names: a run directory has its own copy.
-    Raises ScenarioError or TopologyError, with the mend, for anything that is wrong with either.
+    With `topology` that file is read in place of the one which the scenario names: a run directory has its own copy,
+    and beside it the campaigns' networks, which are then read and not drawn.
+
+    Raises ScenarioError or TopologyError, with the mend, for anything that is wrong with them.
     """
-    document = Document(file, _ScenarioFile, ScenarioError)
+    document = Document(file, ScenarioFile, ScenarioError)
     content = document.content
     named = Path(topology) if topology else document.file.parent / content.topology
     if not os.path.isfile(named):  # False, and not an OSError, for what cannot be a file name at all
@@ -323,17 +262,19 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         _training(document, content.training) if content.training else None,
         tuple(_bar(document, content, index, bar) for index, bar in enumerate(content.bars)),
         _rule(document, content, content.verdict) if content.verdict else None,
-        _until(document, content, content.until) if content.until else None)
+        _until(document, content, content.until) if content.until else None,
+        _timelines(document, content, content.campaigns, network, recorded=topology is not None)
+        if content.campaigns else ())
 
 
-def _until(document: Document[_ScenarioFile], content: _ScenarioFile, until: _Until) -> Until:
+def _until(document: Document[ScenarioFile], content: ScenarioFile, until: UntilEntry) -> Until:
     if content.repetitions < LEAST:
         raise document.error("until", message=f"until: medians of {content.repetitions} repetitions have no interval; "
                                               f"make repetitions {LEAST} or more")
     return Until(until.within, until.budget)
 
 
-def _check_world(document: Document[_ScenarioFile], topology: Topology, size: int, world: tuple[str, ...]) -> None:
+def _check_world(document: Document[ScenarioFile], topology: Topology, size: int, world: tuple[str, ...]) -> None:
     slots = {host.name: host.slots for host in topology.hosts}
     here = ("worlds", size)
     if size > sum(slots.values()):
@@ -353,7 +294,7 @@ def _check_world(document: Document[_ScenarioFile], topology: Topology, size: in
                                                       "another host, or give it more slots in the topology")
 
 
-def _all_reduce(document: Document[_ScenarioFile], content: _AllReduce) -> AllReduce:
+def _all_reduce(document: Document[ScenarioFile], content: AllReduceEntry) -> AllReduce:
     here = ("all_reduce", "slope")
     # The Theil–Sen slope is a median over pairs of sizes: two sizes make one pair, and no residual.
     if len(set(content.slope)) < 3:
@@ -369,7 +310,7 @@ def _all_reduce(document: Document[_ScenarioFile], content: _AllReduce) -> AllRe
     return AllReduce(content.intercept, content.slope, content.beside)
 
 
-def _speedups(document: Document[_ScenarioFile], content: _ScenarioFile) -> dict[int, float]:
+def _speedups(document: Document[ScenarioFile], content: ScenarioFile) -> dict[int, float]:
     if not isinstance(content.speedup, dict):
         return dict.fromkeys(content.worlds, content.speedup)
     if missing := [world for world in content.worlds if world not in content.speedup]:
@@ -382,7 +323,7 @@ def _speedups(document: Document[_ScenarioFile], content: _ScenarioFile) -> dict
     return content.speedup
 
 
-def _scaling(document: Document[_ScenarioFile], content: _ScenarioFile, scaling: _Scaling,
+def _scaling(document: Document[ScenarioFile], content: ScenarioFile, scaling: ScalingEntry,
              speedups: dict[int, float]) -> Scaling:
     if scaling.world not in content.worlds:
         raise document.error("scaling", "world", message=f"scaling: there is no world {scaling.world}; name one of "
@@ -399,7 +340,7 @@ def _scaling(document: Document[_ScenarioFile], content: _ScenarioFile, scaling:
     return Scaling(scaling.world, scaling.size, scaling.speedups)
 
 
-def _training(document: Document[_ScenarioFile], content: _Training) -> Training:
+def _training(document: Document[ScenarioFile], content: TrainingEntry) -> Training:
     if content.warmup >= content.steps:
         raise document.error("training", "warmup", message=f"warmup: of {content.steps} steps {content.warmup} are "
                                                            "warm-up, which leaves none; write fewer")
@@ -410,7 +351,25 @@ def _training(document: Document[_ScenarioFile], content: _Training) -> Training
                     content.staleness_bound, content.k)
 
 
-def _bar(document: Document[_ScenarioFile], content: _ScenarioFile, index: int, bar: _Bar) -> Bar:
+def _timelines(document: Document[ScenarioFile], content: ScenarioFile, campaigns: CampaignsEntry, network: Topology,
+               recorded: bool) -> tuple[Topology, ...]:
+    if content.all_reduce or not content.training:
+        raise document.error("campaigns", message="campaigns: their timelines begin with a training"
+                             + (", and an all-reduce has no place in them; give it a scenario of its own"
+                                if content.training else ", and there is none; add training"))
+    if network.timeline:
+        raise document.error("campaigns", message=f"campaigns: topology {network.name!r} has a timeline of its own; "
+                                                  "take one without, and theirs are drawn")
+    if recorded:
+        return timelines.recorded(Path(network.file).parent, campaigns.number)
+    try:
+        return timelines.draw(network, chain(*content.worlds.values()), campaigns.number, campaigns.seed,
+                              campaigns.length)
+    except ValueError as error:
+        raise document.error("campaigns", message=f"campaigns: {error}") from None
+
+
+def _bar(document: Document[ScenarioFile], content: ScenarioFile, index: int, bar: BarEntry) -> Bar:
     def refuse(field: str, message: str) -> DocumentError:
         return document.error("bars", index, field, message=message)
 
@@ -433,7 +392,7 @@ def _bar(document: Document[_ScenarioFile], content: _ScenarioFile, index: int, 
     return Bar(bar.arm, bar.over, bar.world, bar.size, at_least, at_most)
 
 
-def _rule(document: Document[_ScenarioFile], content: _ScenarioFile, rule: _Rule) -> Rule:
+def _rule(document: Document[ScenarioFile], content: ScenarioFile, rule: RuleEntry) -> Rule:
     if content.all_reduce is None or not {"gloo", "shard"}.issubset(content.arms):
         raise document.error("verdict", message="the verdict is about b of gloo and shard; run all_reduce with both")
     for index, world in enumerate(rule.worlds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from emulator.timeline import differences
@@ -40,12 +40,18 @@ class History:
     steps: tuple[Step, ...]
 
 
-def histories(topology: Topology, rows: Iterable[Row], predictions: Sequence[Prediction]) -> Iterator[History]:
-    """The trainings among the rows, step by step; `predictions` are those that the rows were joined from."""
+def histories(networks: Mapping[int | None, Topology], rows: Iterable[Row],
+              predictions: Sequence[Prediction]) -> Iterator[History]:
+    """The trainings among the rows on networks that change, step by step.
+
+    `networks` are the scenario's (:attr:`scenarios.scenario.Scenario.networks`), `predictions` those that the rows were
+    joined from.
+    """
     predicted = {prediction.key: prediction.detail.get("steps") for prediction in predictions
                  if prediction.basis == BLIND}
     for row in rows:
-        if row.workload != "training":
+        topology = networks[row.timeline]
+        if row.workload != "training" or not topology.timeline:
             continue
         simulated = predicted.get(row.measurements[0].key)
         steps = []

@@ -196,9 +196,10 @@ def training(results: Results) -> Iterator[Group]:
     `view` is gradient_as_bucket_view.
     """
     for keeps, rows in _by_what_they_keep([row for row in results.rows if row.workload != "all_reduce"]):
-        table = sheet("W", "arm", "view", "predicted", "measured", "95 % interval", "n", "error")
+        drawn = bool(results.scenario.timelines)
+        table = sheet("W", *["timeline"] * drawn, "arm", "view", "predicted", "measured", "95 % interval", "n", "error")
         for row in rows:
-            table.add_row(str(row.world_size), row.arm, on_off(row.bucket_view),
+            table.add_row(str(row.world_size), *[str(row.timeline)] * drawn, row.arm, on_off(row.bucket_view),
                           time(row.predicted[BLIND]) if BLIND in row.predicted else NONE, *_estimate(row.measured),
                           _error(row.error(BLIND)))
         yield titled(f"Training, seconds of a step: {_KEPT[keeps]}", table)
@@ -272,8 +273,8 @@ def _distinct(texts: Iterable[str]) -> str:
 
 
 def steps(results: Results) -> Iterator[Group]:
-    """Each training on a network that changes, step by step, beside the network."""
-    for history in results.histories:
+    """Each training on a network that changes, step by step, beside the network; of campaigns there would be many."""
+    for history in () if results.scenario.timelines else results.histories:
         table = sheet("step", "begins, predicted", "measured", "takes, predicted", "measured", "error", "network")
         for step in history.steps:
             table.add_row(str(step.number), *(NONE if second is None else f"{second:.1f}"

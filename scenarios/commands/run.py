@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from emulator.hosts.runtime import chosen
-from scenarios import records
+from scenarios import records, timelines
 from scenarios.calibration import Calibration
 from scenarios.calibration import load as load_calibration
 from scenarios.commands import command, console, link_options, report
@@ -161,6 +161,7 @@ def _new_run(scenario: Scenario, script: Script | None, output: Path | None) -> 
     for trace in scenario.topology.traces:
         (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
         (directory / trace.name).write_text(trace.text, encoding="utf-8")
+    timelines.record(directory, scenario.timelines)
     if script is not None:
         script.write(directory)
     (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
@@ -200,13 +201,13 @@ def _write_predictions(scenario: Scenario, directory: Path, compute: Compute | N
 def _preflight(scenario: Scenario, options: argparse.Namespace) -> None:
     """Refuse what this machine cannot measure, before anything is made or written."""
     from emulator.hosts import userns
-    from scenarios.runner import campaigns
+    from scenarios.campaigns import campaigns
 
     if options.runtime == "netns":
         userns.again()
     runtime = chosen(options.runtime)
     for campaign in campaigns(scenario):
-        runtime.preflight(scenario.network.faster(campaign.speedup), options.engine)
+        runtime.preflight(scenario.used(campaign.topology).faster(campaign.speedup), options.engine)
 
 
 def _run(scenario: Scenario, directory: Path, options: argparse.Namespace) -> list[records.Failure]:
@@ -225,9 +226,10 @@ def _print_predictions(directory: Path) -> None:
     for prediction in records.load(directory / "predictions.jsonl", records.Prediction):
         rows.setdefault(prediction.key, {})[prediction.basis] = prediction.seconds
     bases = [basis for basis in BASES if any(basis in by for by in rows.values())] or BASES
-    table = Table("W", "arm", "workload", "bucket view", "size", *(
+    drawn = any(key[5] is not None for key in rows)
+    table = Table("W", *["timeline"] * drawn, "arm", "workload", "bucket view", "size", *(
         "predicted s" if basis == BLIND else f"{basis} s" for basis in bases))
-    for (arm, size, workload, nbytes, view), by in rows.items():
-        table.add_row(str(size), arm, workload, on_off(view), f"{nbytes:,} B",
+    for (arm, size, workload, nbytes, view, timeline), by in rows.items():
+        table.add_row(str(size), *[str(timeline)] * drawn, arm, workload, on_off(view), f"{nbytes:,} B",
                       *(f"{by[basis]:.4f}" if basis in by else "" for basis in bases))
     console().print(table)

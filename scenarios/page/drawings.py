@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from emulator.units import format_rate, format_time
 from scenarios import figures
+from scenarios.accounts import across
 from scenarios.arms import ARMS, Keeps
 from scenarios.compare import BLIND, Row
 from scenarios.figures import STYLES, Style
@@ -42,8 +43,14 @@ def drawings(results: Results) -> Iterator[tuple[str, str, Figure]]:
         yield "times", "T(n): measured, fitted, and predicted", figures.times(results, styles)
         yield "times", "b over the world size", figures.slopes(results, styles)
         yield "times", "What the fitted lines leave of each measurement", _residuals(results, styles)
-    if results.histories:
-        yield "steps", "Step by step on a network that changes", figures.steps(results, styles)
+    if results.scenario.timelines:
+        yield "campaigns", "Every campaign's median of a step", figures.bands(across(results), styles)
+        for timeline in range(len(results.scenario.timelines)):
+            if own := [history for history in results.histories if history.row.timeline == timeline]:
+                yield "campaigns", f"Step by step on timeline {timeline}", figures.steps(results, own, styles)
+    elif results.histories:
+        yield ("steps", "Step by step on a network that changes",
+               figures.steps(results, results.histories, styles))
     if any(BLIND in row.predicted for row in results.rows):
         yield "errors", "Predicted against measured, every point", _against(results, styles)
     if results.fidelity:
@@ -62,7 +69,9 @@ def _steps(rows: list[Row], styles: dict[str, Style]) -> Figure:
         if BLIND in row.predicted:
             axes.plot(row.predicted[BLIND], place, marker="x", markersize=9, color="black", linestyle="none")
     view = {None: "", True: ", view on", False: ", view off"}
-    axes.set_yticks(range(len(rows)), [f"{row.arm}, W = {row.world_size}{view[row.bucket_view]}" for row in rows])
+    axes.set_yticks(range(len(rows)), [
+        f"{row.arm}, W = {row.world_size}{view[row.bucket_view]}"
+        + ("" if row.timeline is None else f", timeline {row.timeline}") for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds of a step (life-size): measured median with 95 % interval; × predicted")

@@ -15,7 +15,8 @@ from scenarios.page.html import html
 from scenarios.results import Results
 
 _SECTIONS = {
-    "verdict": "Verdict", "steps": "Step times", "pairs": "Gloo and shard, pair by pair", "times": "T(n) = a + b·n",
+    "verdict": "Verdict", "steps": "Step times", "pairs": "Gloo and shard, pair by pair",
+    "campaigns": "Bands across campaigns", "times": "T(n) = a + b·n",
     "original": "Beside the founding experiment", "errors": "Predicted against measured", "phases": "Phases",
     "waits": "Waiting and transferring", "bytes": "Bytes", "outcomes": "What the training ended with",
     "links": "The network", "environment": "Environment",
@@ -73,7 +74,8 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
     found: dict[str, list[RenderableType]] = defaultdict(list)
     found["verdict"] = [tables.verdict(results)] if results.verdict else [headline(results)]
     if scenario.training:
-        found["steps"] = [*tables.training(results), *accounts.bands(results), *tables.steps(results)]
+        found["steps"] = [*tables.training(results), *tables.steps(results)]
+        found["campaigns"] = [*accounts.bands(results)]
         found["outcomes"] = [*tables.outcomes(results)]
     found["pairs"] = [*accounts.pairs(results)]
     if scenario.all_reduce:
@@ -92,6 +94,8 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
     found["phases"] = [*([phases] if phases else []), *[tables.phases(results)] * bool(results.collectives)]
     found["waits"] = [table for _, table in accounts.waits(results)]
     found["bytes"] = [moved] if moved else []
+    if drawn := accounts.networks(results):
+        found["campaigns"].append(drawn)
     found["links"] = [*([links] if links else []), *[tables.applied(results)] * bool(results.applied)]
     found["environment"] = [*accounts.environment(results)]
     return found
@@ -104,6 +108,12 @@ def headline(results: Results) -> Text:
         view = "" if pair.view is None else f", bucket view {tables.on_off(pair.view)}"
         sentences.append(f"A step takes gloo {pair.ratio.value:.2f} times as long as shard "
                          f"({tables.interval(pair.ratio)}), W = {pair.world_size}{view}, campaign {pair.campaign}.")
+    for band in accounts.across(results):
+        view = "" if band.view is None else f", bucket view {tables.on_off(band.view)}"
+        least, greatest = min(band.measured.values()), max(band.measured.values())
+        sentences.append(f"Over {len(band.measured)} campaigns {band.arm}'s median of a step goes from "
+                         f"{tables.time(least)} to {tables.time(greatest)} s, {greatest / least:.2f} times that, "
+                         f"W = {band.world_size}{view}.")
     for r in results.ratios:
         sentences.append(f"b_gloo ÷ b_shard is {r.measured.value:.3f} ({tables.interval(r.measured)}) at "
                          f"W = {r.world_size}.")

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from emulator.topology import load
 from scenarios import anatomy
+from scenarios.campaigns import campaigns
 from scenarios.progress import Stages
 from scenarios.results import Results
-from scenarios.runner import Runner, campaigns
+from scenarios.runner import Runner
 from scenarios.scenario import Until
 from scenarios.scenario import load as load_scenario
 

@@ -34,7 +34,7 @@ def test_fields_that_version_1_left_out_have_defaults(tmp_path):
                                           "topology_sha256": "7" * 64})
     (prediction,) = load(file, Prediction)
     assert (prediction.speedup, prediction.received_bytes, prediction.detail) == (1.0, (), {})
-    assert prediction.key == ("shard", 2, "all_reduce", 4096, None) == Measurement(**MEASUREMENT).key
+    assert prediction.key == ("shard", 2, "all_reduce", 4096, None, None) == Measurement(**MEASUREMENT).key
 
 
 def test_another_schema_is_refused_with_file_and_line(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scenarios import records
-from scenarios.runner import campaigns
+from scenarios.campaigns import campaigns
 from scenarios.scenario import load
 
 ROOT = Path(__file__).parent.parent.parent

@@ -110,7 +110,7 @@ def test_each_step_is_beside_its_prediction_and_the_network(tmp_path):
     measured = [Measurement(**point, arm="shard", repetition=number, second=second, clock_seconds=clock,
                             seconds=seconds, rank_seconds=(clock, clock), prediction="d")
                 for number, second, clock, seconds in ((1, 9.5, 1, 9), (2, 19.5, 1.5, 18), (3, 34.5, 1, 9.9))]
-    history, = histories(topology, join(predictions, measured, "d"), predictions)
+    history, = histories({None: topology}, join(predictions, measured, "d"), predictions)
     assert (history.row.arm, history.row.world_size) == ("shard", 2)
     assert [(step.number, step.predicted_second, step.predicted, step.measured_second, step.measured)
             for step in history.steps] == [(1, 10, 9, 9.5, 9), (2, 20, 20, 19.5, 18), (3, 41, 9, 34.5, 9.9)]
