@@ -1,8 +1,8 @@
 """One rank of a measured run: a process that enters its host, joins the groups, and does what the runner says.
 
 The runner and its ranks talk over pipes, which no shaped link carries. A command is ``(name, arguments)``; the rank
-prepares, says ``("ready", None)``, gets a time on the clock that all ranks of one machine share, begins then, and
-answers ``("done", result)``, or ``("failed", text)`` with its own traceback. Its first word, when it has joined the
+prepares, says ``("ready", None)``, gets a time on its monotonic clock, which all ranks of one machine share, begins
+then, and answers ``("done", result)``, or ``("failed", text)`` with its own traceback. Its first word, when it has joined the
 groups, is ``("done", SHA-256 of the modules that it runs)``.
 """
 
@@ -14,6 +14,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -22,11 +23,14 @@ import torch
 import torch.distributed as dist
 
 import frogtorch
+from emulator.hosts.machine import device_of
 from scenarios import costs, scripted
 from scenarios.arms import ARMS
 from scenarios.environment import modules
 from scenarios.ranks import Place, Talk, Words
 from scenarios.replica import FirstBucket, Replica, group
+from scenarios.script import Script
+from scenarios.store import join
 from scenarios.workloads import FOUNDING, WORKLOADS
 
 _PR_SET_PDEATHSIG = 1
@@ -62,16 +66,23 @@ class Rank:
     def __init__(self, place: Place, connection: Talk) -> None:
         if place.enter is not None:
             place.enter()
+        if not place.interface:
+            place = replace(place, interface=device_of(place.address))
         os.environ["GLOO_SOCKET_IFNAME"] = place.interface
         os.environ["FROGTORCH_ADDRESS"] = place.address
         torch.set_num_threads(1)  # ranks share the machine's cores
         self.place = place
         self.connection = connection
         timeout = timedelta(seconds=place.timeout)
-        store = dist.FileStore(place.store, place.world_size)
+        store = join(place.store, place.world_size, timeout)
         dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         self.groups = {arm: group(ARMS[arm], place.interface, timeout) for arm in place.arms}
         self._trained: dict[str, Replica] = {}
+
+    @staticmethod
+    def clock() -> float:
+        """What this machine's monotonic clock says."""
+        return time.monotonic()
 
     def leave(self) -> None:
         """Leave all groups."""
@@ -153,8 +164,12 @@ class Rank:
             self.connection.send(("step", step))
         return {"steps": stamps, "exchanges": exchanges, "telemetry": self._take_telemetry(arm), **replica.outcome()}
 
-    def script(self, path: str, arguments: list[str], arm: str, master: str) -> dict[str, Any]:
-        """Run a user's training script in place of a workload: the same results. It is the last that a rank does."""
+    def script(self, path: str, sha256: str, arguments: list[str], arm: str, master: str) -> dict[str, Any]:
+        """Run a user's training script in place of a workload: the same results. It is the last that a rank does.
+
+        Raises ValueError if it is not the one that the runner has.
+        """
+        Script(path, tuple(arguments), sha256).check()
         dist.destroy_process_group()  # the script makes its own
         self._await_start()
         return scripted.run(path, arguments, ARMS[arm], self.place, master,

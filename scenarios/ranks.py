@@ -9,16 +9,19 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
+from threading import Thread
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from emulator.links.namespace import Program
+from scenarios.clocks import LOOKS, Sight, translated
 
 _START_AFTER = 0.02
-"""Seconds from the runner's word to the common start: enough for the word to reach every rank of a busy machine."""
+"""Seconds from the runner's word to the common start: enough for the word to reach every rank of a busy machine. On
+machines with clocks of their own a round trip comes on top."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,19 @@ class Place:
     world_size: int
     host: str
     store: str
-    """File through which the ranks find each other; rendezvous does not cross the shaped links."""
+    """Where the ranks find each other (:func:`scenarios.store.join`); no shaped link is crossed."""
     arms: tuple[str, ...]
     timeout: float
     """Seconds after which a collective fails."""
     address: str = "127.0.0.1"
     interface: str = "lo"
+    """The device that has the address; "": the rank finds it."""
     enter: Callable[[], None] | None = None
     """Moves the process into its host's namespaces; None stays on this machine's loopback."""
     spawn: Callable[[], Program] | None = None
     """Starts ``python -m scenarios.rank`` on a host that no process of ours can enter, as a container."""
+    own_clock: bool = False
+    """Whether that host is a machine of its own, whose clock is not ours."""
 
 
 class RankError(RuntimeError):
@@ -98,7 +104,7 @@ class Words:
     def close(self) -> None:
         """Hang up."""
         for pipe in (self._heard, self._said):
-            with contextlib.suppress(BrokenPipeError):  # what was left unsaid has no listener any more
+            with contextlib.suppress(OSError):  # what was left unsaid has no listener any more
                 pipe.close()
 
 
@@ -113,6 +119,8 @@ class Ranks:
         self._connections: list[Talk] = []
         self.modules: list[dict[str, str]] = []
         """By rank, from when they have joined on: SHA-256 of the modules that each runs."""
+        self._sights: dict[int, Sight] = {}
+        """The latest, of ranks that have clocks of their own."""
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("forkserver")
@@ -132,6 +140,7 @@ class Ranks:
                 self._processes.append(process)
                 self._connections.append(connection)
             self.modules = self._gather("joining the process groups", "done")
+            self._sights = self._look()
         except BaseException:
             self._kill()
             raise
@@ -156,34 +165,57 @@ class Ranks:
         doing = f"{command}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
         self._send(doing, (command, arguments))
         self._gather(doing, "ready")
-        start = time.monotonic() + _START_AFTER
-        self._send(doing, start)
+        start = time.monotonic() + _START_AFTER + max((sight.trip for sight in self._sights.values()), default=0.0)
+        for rank in range(len(self._places)):
+            self._send(doing, start + (self._sights[rank].ahead if rank in self._sights else 0.0), [rank])
         if on_start is not None:
             on_start(start)
-        return self._gather(doing, "done", on_step)
+        results = self._gather(doing, "done", on_step)
+        before, self._sights = self._sights, self._look()
+        return [translated(result, before[rank], self._sights[rank]) if rank in before else result
+                for rank, result in enumerate(results)]
 
-    def _send(self, doing: str, content: object) -> None:
-        for rank, connection in enumerate(self._connections):
+    def _look(self) -> dict[int, Sight]:
+        """See the clocks that are not ours, all at once, while nothing else goes on."""
+        far = [rank for rank, place in enumerate(self._places) if place.own_clock]
+        seen: dict[int, list[Sight]] = {rank: [] for rank in far}
+        for _ in range(LOOKS if far else 0):
+            asked, heard = {}, dict.fromkeys(far, 0.0)
+            for rank in far:
+                asked[rank] = time.monotonic()
+                self._send("clock()", ("clock", {}), [rank])
+            said = self._gather("clock()", "done", heard=heard)
+            for rank, clock in zip(far, said, strict=True):
+                seen[rank].append(Sight.of(asked[rank], clock, heard[rank]))
+        return {rank: min(sights, key=lambda sight: sight.trip) for rank, sights in seen.items()}
+
+    def _send(self, doing: str, content: object, ranks: Iterable[int] | None = None) -> None:
+        for rank in range(len(self._places)) if ranks is None else ranks:
             try:
-                connection.send(content)
-            except BrokenPipeError:
+                self._connections[rank].send(content)
+            except OSError:
                 raise self._died(rank, doing) from None
 
-    def _gather(self, doing: str, wanted: str, on_step: Callable[[int], None] | None = None) -> list[Any]:
-        """Wait until every rank has said `wanted`; what came with it, by rank."""
+    def _gather(self, doing: str, wanted: str, on_step: Callable[[int], None] | None = None,
+                heard: dict[int, float] | None = None) -> list[Any]:
+        """Wait until every rank has said `wanted`; what came with it, by rank.
+
+        With `heard` the ranks in it are waited for, and when each was heard is put there.
+        """
         answers: dict[int, Any] = {}
-        waiting: dict[int, Any] = dict(enumerate(self._connections))
+        waiting: dict[int, Any] = {rank: self._connections[rank] for rank in heard or range(len(self._places))}
         deadline = time.monotonic() + self._patience
         while waiting:
-            heard = wait(list(waiting.values()), timeout=deadline - time.monotonic())
-            if not heard:
+            speaking = wait(list(waiting.values()), timeout=deadline - time.monotonic())
+            now = time.monotonic()
+            if not speaking:
                 raise RankError(f"{self._named(*waiting)} did not answer for {self._patience:.0f} s: {doing}")
             for rank, connection in list(waiting.items()):
-                if connection not in heard:
+                if connection not in speaking:
                     continue
                 try:
                     word, content = connection.recv()
-                except (EOFError, ConnectionError):
+                except (EOFError, OSError):
                     raise self._died(rank, doing) from None
                 if word == "failed":
                     raise RankError(f"{self._named(rank)} failed: {doing}\n{content}")
@@ -194,7 +226,9 @@ class Ranks:
                 elif word == wanted:
                     answers[rank] = content
                     del waiting[rank]
-        return [answers[rank] for rank in range(len(self._connections))]
+                    if heard is not None:
+                        heard[rank] = now
+        return [answers[rank] for rank in sorted(answers)]
 
     def _died(self, rank: int, doing: str) -> RankError:
         self._processes[rank].join(timeout=5)
@@ -241,4 +275,13 @@ class _Spawned:
 def _serve(connection: Talk, place: Place) -> None:
     from scenarios.rank import serve  # torch is imported in the server and the ranks, not in the runner
 
+    # A rank within a collective hears of nothing, and the server that forked it lives as long as its ranks do.
+    Thread(target=_die_with_the_runner, daemon=True).start()
     serve(connection, place)
+
+
+def _die_with_the_runner() -> None:
+    runner = multiprocessing.parent_process()
+    assert runner is not None
+    runner.join()
+    os._exit(1)

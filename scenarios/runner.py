@@ -174,7 +174,8 @@ class Runner:
             spawn = None if enter else partial(network.spawn, host, [network.python, "-m", "scenarios.rank"])
             return Place(rank=rank, world_size=len(world), host=host, store=store,
                          arms=() if alone else self._scenario.arms, timeout=self._scenario.timeout,
-                         address=network.addresses[host], interface=network.device, enter=enter, spawn=spawn)
+                         address=network.addresses[host], interface=network.device, enter=enter, spawn=spawn,
+                         own_clock=spawn is not None and network.own_clock(host))
 
         return [place(rank, host) for rank, host in enumerate(world)]
 

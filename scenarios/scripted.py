@@ -22,6 +22,7 @@ import frogtorch
 from scenarios.arms import Arm
 from scenarios.ranks import Place
 from scenarios.script import loss_in
+from scenarios.store import join
 
 __all__ = ["run"]
 
@@ -80,8 +81,9 @@ class _Backend:
                              f"leave it out, or write 'gloo'")
         arm, place = self._arm, self._place
         os.environ["GLOO_SOCKET_IFNAME"] = ",".join([place.interface] * arm.connections)
-        self._init(arm.backend, store=dist.FileStore(f"{place.store}.script", place.world_size), rank=place.rank,
-                   world_size=place.world_size, timeout=timeout or timedelta(seconds=place.timeout),
+        timeout = timeout or timedelta(seconds=place.timeout)
+        self._init(arm.backend, store=join(f"{place.store}.script", place.world_size, timeout), rank=place.rank,
+                   world_size=place.world_size, timeout=timeout,
                    pg_options=frogtorch.Options(all_reduce=arm.all_reduce) if arm.backend == "frogtorch" else None)
         self._group = dist.distributed_c10d._get_default_group()
 

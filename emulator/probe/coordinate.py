@@ -17,7 +17,7 @@ from emulator.probe.channel import Channel, Message
 from emulator.probe.classify import Known
 from emulator.probe.peer import new_token
 from emulator.probe.plan import expected_trials, plan
-from emulator.probe.survey import BATCHES, ECHOES, Flow, Host, Pair, Request, Survey, Trial
+from emulator.probe.survey import BATCHES, ECHOES, Estimate, Flow, Host, Load, Pair, Request, Survey, Trial
 
 Progress = Callable[[int, int, str], None]
 """Steps done, steps in all as far as known, and what is being done."""

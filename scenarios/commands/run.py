@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from emulator.hosts.runtime import chosen
+from emulator.hosts.runtime import EXTERNAL, chosen
 from scenarios import records, timelines
 from scenarios.calibration import Calibration
 from scenarios.calibration import load as load_calibration
-from scenarios.commands import command, console, link_options, report
+from scenarios.commands import command, console, link_options, machine_options, place_of, report
 from scenarios.compare import BASES, BLIND, Key
 from scenarios.environment import environment
 from scenarios.predict import predict
@@ -27,7 +27,18 @@ from scenarios.script import Script, read, scripted
 from scenarios.tables import on_off
 
 if TYPE_CHECKING:
+    from emulator.hosts.external import Machines
     from scenarios.commands import Commands
+
+_ON_MACHINES = """\
+On machines of your own (--runtime external) the same command is started on each, with its rank, or by torchrun, srun or
+a loop. Rank 0 measures and has the run directory; the others serve it, and end when it does. They prove to each other
+that they know a secret, which FROGTORCH_PROBE_SECRET or a file holds. The network is left as it is. A machine is the host
+of its own name, as `frogtorch probe` has it.
+
+examples:
+  frogtorch measure RUN --runtime external --rank 0 --world 4 --master 10.0.0.1:29600          and ranks 1, 2, 3
+  torchrun --nnodes 4 --nproc-per-node 1 ... -m frogtorch measure RUN --runtime external"""
 
 Compute = dict[str, dict[str, float]]
 """The content of compute.json."""
@@ -42,12 +53,14 @@ def add(commands: Commands) -> None:
                             help="compute.json of an earlier run of this machine: what a training step computes; "
                                  "without it, training steps are predicted as their exchange alone")
     _calibration(predicting)
-    measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written")
+    measuring = command(commands, "measure", _measure, "measure a run directory whose predictions are written",
+                        _ON_MACHINES)
     measuring.add_argument("run", type=Path, help="a run directory that `frogtorch predict` wrote")
     measuring.add_argument("--resume", action="store_true",
                            help="go on with a run that was ended, from its last finished point; points that a rank's "
                                 "error has ended are tried again")
-    link_options(measuring)
+    link_options(measuring, external=True)
+    machine_options(measuring)
     comparing = command(commands, "compare", compare,
                         "predict, then measure, a scenario, and report both side by side; or say what changed from "
                         "one run to another")
@@ -92,6 +105,21 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
+    if options.runtime != EXTERNAL:
+        return _measure_run(options, None)
+    from scenarios import external
+
+    place = place_of(options)
+    if place.rank:
+        options.interrupted = "this machine has left the run; rank 0 keeps what was measured"
+        external.follow(place)
+        return 0
+    with external.lead(place) as machines:
+        return _measure_run(options, machines)
+
+
+def _measure_run(options: argparse.Namespace, machines: Machines | None) -> int:
+    """Measure ``options.run``, on `machines` of the user's or on this one."""
     scenario = load_scenario(options.run / "scenario.yaml", options.run / "topology.yaml")
     if script := read(options.run):
         script.check()
@@ -101,9 +129,9 @@ def _measure(options: argparse.Namespace) -> int:
     if (options.run / "fidelity.jsonl").exists() and not options.resume:
         raise ValueError(f"{options.run} is measured already, or was begun: go on with --resume, or predict into a new "
                          "run directory")
-    _preflight(scenario, options)
+    _preflight(scenario, options, machines)
     options.directory = options.run
-    return 1 if _run(scenario, options.run, options) else 0
+    return 1 if _run(scenario, options.run, options, machines) else 0
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -198,8 +226,13 @@ def _write_predictions(scenario: Scenario, directory: Path, compute: Compute | N
         records.append(directory / "predictions.jsonl", predict(scenario, compute, calibration))
 
 
-def _preflight(scenario: Scenario, options: argparse.Namespace) -> None:
-    """Refuse what this machine cannot measure, before anything is made or written."""
+def _preflight(scenario: Scenario, options: argparse.Namespace, machines: Machines | None = None) -> None:
+    """Refuse what this machine, or these, cannot measure, before anything is made or written."""
+    if machines is not None:
+        from scenarios import external
+
+        external.preflight(scenario, machines, options.engine)
+        return
     from emulator.hosts import userns
     from scenarios.campaigns import campaigns
 
@@ -210,15 +243,21 @@ def _preflight(scenario: Scenario, options: argparse.Namespace) -> None:
         runtime.preflight(scenario.used(campaign.topology).faster(campaign.speedup), options.engine)
 
 
-def _run(scenario: Scenario, directory: Path, options: argparse.Namespace) -> list[records.Failure]:
+def _run(scenario: Scenario, directory: Path, options: argparse.Namespace,
+         machines: Machines | None = None) -> list[records.Failure]:
     """Measure; the points that failed."""
+    from scenarios import external, resume
     from scenarios.runner import Runner
 
     run = secrets.token_hex(3)
-    print(f"run {run}: results in {directory} (if it is killed: frogtorch down {run}; to go on: frogtorch measure "
-          f"--resume {directory})", file=sys.stderr)
+    ended = (f"if it is killed: frogtorch down {run}; to go on: frogtorch measure --resume {directory}"
+             if machines is None else "to go on: the same command with --resume, on every machine")
+    print(f"run {run}: results in {directory} ({ended})", file=sys.stderr)
+    make = chosen(options.runtime).Network if machines is None else external.network(machines)
     with Stages() as stages:
-        return Runner(scenario, directory, run, options.engine, stages, chosen(options.runtime).Network).measure()
+        # A network that is not ours does not get better by measuring it again.
+        return Runner(scenario, directory, run, options.engine, stages, make,
+                      resume.RERUNS if machines is None else 0).measure()
 
 
 def _print_predictions(directory: Path) -> None:

@@ -62,7 +62,8 @@ def run(tmp_path, arm, path, *arguments):
     """The results of a script on two ranks of this machine."""
     with Ranks([Place(rank=rank, world_size=2, host="here", store=str(tmp_path / f"store-{arm}"), arms=(), timeout=30.0)
                 for rank in range(2)]) as ranks:
-        return ranks.tell("script", path=str(path), arguments=list(arguments), arm=arm, master="127.0.0.1")
+        return ranks.tell("script", path=str(path), sha256=records.sha256(path), arguments=list(arguments), arm=arm,
+                          master="127.0.0.1")
 
 
 @pytest.mark.slow
