@@ -117,8 +117,6 @@ def test_compare_measures_and_leaves_nothing(home, status_of):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="ranks and the server that forks them can outlive a killed runner; why is not "
-                                        "known yet")
 def test_a_killed_run_leaves_nothing(home):
     run = subprocess.Popen(frogtorch("compare", home / "scenario.yaml", "--output", home / "run"),
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
