@@ -1,9 +1,9 @@
 """Times on the clock of another machine, as times on ours.
 
-A rank on a machine of its own is asked what its clock says, several times; the answer that came back soonest tells most.
-If both ways took equally long its clock was read half a round trip ago: wrong by half the difference of the two ways,
-and never by more than half of the round trip (NTP's rule, RFC 5905, section 8). Between two sights a clock is taken to
-have drifted evenly.
+A rank on a machine of its own is asked what its clock says, several times; the answer that came back soonest tells
+most. If both ways took equally long its clock was read half a round trip ago: wrong by half the difference of the two
+ways, and never by more than half of the round trip (NTP's rule, RFC 5905, section 8). Between two sights a clock is
+taken to have drifted evenly.
 """
 
 from __future__ import annotations

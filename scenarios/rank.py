@@ -2,8 +2,8 @@
 
 The runner and its ranks talk over pipes, which no shaped link carries. A command is ``(name, arguments)``; the rank
 prepares, says ``("ready", None)``, gets a time on its monotonic clock, which all ranks of one machine share, begins
-then, and answers ``("done", result)``, or ``("failed", text)`` with its own traceback. Its first word, when it has joined the
-groups, is ``("done", SHA-256 of the modules that it runs)``.
+then, and answers ``("done", result)``, or ``("failed", text)`` with its own traceback. Its first word, when it has
+joined the groups, is ``("done", SHA-256 of the modules that it runs)``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import select
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from emulator.links.fidelity import ATTEMPTS, PathFidelity, Progress, expected_g
 from emulator.links.namespace import LinkError, Namespace, Program
 from emulator.probe.channel import ChannelError, Message
 from emulator.probe.coordinate import Coordinator, ProbeError, peers
-from emulator.probe.meet import Machine, Meeting, MeetError
+from emulator.probe.meet import MeetError, Meeting
 from emulator.probe.survey import Pair
 from emulator.topology import Topology, TopologyError, round_trip
 
@@ -136,7 +137,7 @@ class _Program:
         self._code: int | None = None
         self.pid = pid
         self.stdin: IO[bytes] = io.BufferedWriter(_Sending(sock))
-        self.stdout: IO[bytes] = open(sock.dup().detach(), "rb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(sock.dup().detach(), "rb", buffering=0)
 
     def poll(self) -> int | None:
         return self._ask(0.0)
@@ -340,9 +341,9 @@ def match(topology: Topology, needed: Topology, names: Sequence[str]) -> None:
     """Refuse a machine that is no host of `topology`, and a host that is `needed` and no machine: raises LinkError."""
     known = [host.name for host in topology.hosts]
     if strangers := [name for name in names if name not in known]:
-        raise LinkError(f"no host of {topology.file} is called {', '.join(strangers)}: a machine is the host of its own "
-                        f"name; start it with --name HOST, one of {', '.join(known)}")
+        raise LinkError(f"no host of {topology.file} is called {', '.join(strangers)}: a machine is the host of its "
+                        f"own name; start it with --name HOST, one of {', '.join(known)}")
     if absent := [host for host in needed.hosts if host.name not in names]:
         raise LinkError(f"{topology.file}:{absent[0].line}: no machine is called "
-                        f"{', '.join(host.name for host in absent)}, which the scenario's worlds need; the machines are "
-                        f"{', '.join(names)}")
+                        f"{', '.join(host.name for host in absent)}, which the scenario's worlds need; the machines "
+                        f"are {', '.join(names)}")

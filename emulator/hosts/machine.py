@@ -98,5 +98,5 @@ def device_of(address: str) -> str:
                 fcntl.ioctl(sock, _SIOCGIFADDR, request)
                 if socket.inet_ntoa(request[20:24].tobytes()) == address:
                     return name
-    raise ValueError(f"no network device of {socket.gethostname()} has {address} as its first address: give the address "
-                     "of one with --address")
+    raise ValueError(f"no network device of {socket.gethostname()} has {address} as its first address: give the "
+                     "address of one with --address")

@@ -12,6 +12,7 @@ import hmac
 import os
 import platform
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -120,14 +121,16 @@ class Meeting:
         self._secret = secret
 
     def connection(self, machine: Machine, purpose: Message) -> socket.socket:
-        """The connection that `machine` has been asked to :func:`call` with, for `purpose`. Raises MeetError."""
+        """The connection that another `machine` has been asked to :func:`call` with, for `purpose`.
+
+        Raises MeetError if it does not come, or there is an answer on the machine's channel before it.
+        """
         deadline = time.monotonic() + _HANDSHAKE
         while True:
-            try:
-                self._listener.settimeout(max(0.1, deadline - time.monotonic()))
-                sock, (host, *_) = self._listener.accept()
-            except TimeoutError:
-                raise MeetError(f"no further connection came from {machine} within {_HANDSHAKE:.0f} s") from None
+            come, _, _ = select.select([self._listener, machine.channel], [], [], max(0.0, deadline - time.monotonic()))
+            if self._listener not in come:
+                raise MeetError(f"no further connection came from {machine}")
+            sock, (host, *_) = self._listener.accept()
             try:
                 channel = _channel(sock, self._secret, b"coordinator", f"the machine at {host}")
                 if channel.receive(_HANDSHAKE) != purpose:
