@@ -354,17 +354,16 @@ def _training(document: Document[ScenarioFile], content: TrainingEntry) -> Train
 def _timelines(document: Document[ScenarioFile], content: ScenarioFile, campaigns: CampaignsEntry, network: Topology,
                recorded: bool) -> tuple[Topology, ...]:
     if content.all_reduce or not content.training:
-        raise document.error("campaigns", message="campaigns: their timelines begin with a training"
-                             + (", and an all-reduce has no place in them; give it a scenario of its own"
-                                if content.training else ", and there is none; add training"))
+        raise document.error("campaigns", message="campaigns: their timelines begin with a training; write training, "
+                                                  "and all_reduce in another scenario")
     if network.timeline:
-        raise document.error("campaigns", message=f"campaigns: topology {network.name!r} has a timeline of its own; "
-                                                  "take one without, and theirs are drawn")
+        raise document.error("campaigns", message=f"campaigns: topology {network.name!r} has a timeline already; take "
+                                                  "one without")
     if recorded:
         return timelines.recorded(Path(network.file).parent, campaigns.number)
+    hosts = chain(*content.worlds.values())
     try:
-        return timelines.draw(network, chain(*content.worlds.values()), campaigns.number, campaigns.seed,
-                              campaigns.length)
+        return timelines.draw(network, hosts, campaigns.number, campaigns.seed, campaigns.length)
     except ValueError as error:
         raise document.error("campaigns", message=f"campaigns: {error}") from None
 

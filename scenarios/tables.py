@@ -288,16 +288,18 @@ def steps(results: Results) -> Iterator[Group]:
 
 def applied(results: Results) -> Group:
     """What of the timeline was done to the network."""
-    table = sheet("W", "arm", "view", "changes", "late, median", "at most", "traffic")
-    done: dict[tuple[int, str, bool | None], list[Applied]] = defaultdict(list)
+    drawn = bool(results.scenario.timelines)
+    table = sheet("W", *["campaign"] * drawn, "arm", "view", "changes", "late, median", "at most", "traffic")
+    done: dict[tuple[int, int, str, bool | None], list[Applied]] = defaultdict(list)
     for one in results.applied:
-        done[one.world_size, one.arm, one.bucket_view].append(one)
-    for (world_size, arm, view), all_done in done.items():
+        done[one.world_size, one.campaign, one.arm, one.bucket_view].append(one)
+    for (world_size, campaign, arm, view), all_done in done.items():
         changes = [one.late * 1e3 for one in all_done if one.received_bytes is None]
         traffic = [f"{one.what[0]}: {format_size(one.received_bytes)} arrived from {one.applied_second:.1f} to "
                    f"{one.ended_second:.1f} s" for one in all_done if one.received_bytes is not None]
         late = [f"{value:.1f}" for value in (statistics.median(changes), max(changes))] if changes else [NONE, NONE]
-        table.add_row(str(world_size), arm, on_off(view), str(len(changes)), *late, "\n".join(traffic))
+        table.add_row(str(world_size), *[str(campaign)] * drawn, arm, on_off(view), str(len(changes)), *late,
+                      "\n".join(traffic))
     return titled("The timeline, as it was applied; late in milliseconds by the clock", table)
 
 
