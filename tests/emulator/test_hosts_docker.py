@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 RUN = f"d{os.getpid()}"
 
 # Brings a network up in a process that is killed at the moment given by number: before a request to the daemon (odd),
-# or while the daemon carries one out (even); or when all is up.
+# or while the daemon carries one out (even); or when all is up (-1); or when it has taken one container down (-2).
 DOOMED = """
 import os, signal, sys, threading, time
 from emulator.hosts import containers
@@ -46,6 +46,10 @@ network = containers.Network(load(file), run)
 network.up()
 program = network.spawn("b", ["sleep", "60"])
 print("up", flush=True)
+if moment == -2:
+    gone = containers._gone
+    containers._gone = lambda *what, **how: (gone(*what, **how), os.kill(os.getpid(), signal.SIGKILL))
+    network.down()
 signal.pause()
 """
 
@@ -162,16 +166,17 @@ def test_a_dead_delay_process_is_noticed_and_named(daemon, world):
             network.check()
 
 
-@pytest.mark.parametrize("moment", [1, 2, 4, 5, 6, 8, 9, "up"])
+@pytest.mark.parametrize("moment", [1, 2, 4, 5, 6, 8, 9, -1, -2])
 def test_down_after_a_kill_leaves_nothing_and_touches_nothing_else(daemon, world, moment):
     foreign = f"ft-{RUN}x-0"      # begins like ours, and is not
     guest = daemon.containers.run("frogtorch", ["sleep", "60"], name=foreign, detach=True, init=True)
     other = daemon.networks.create(f"ft-{RUN}x")
     try:
-        maker = subprocess.Popen([sys.executable, "-c", DOOMED, world.file, RUN, str(moment if moment != "up" else -1)],
+        maker = subprocess.Popen([sys.executable, "-c", DOOMED, world.file, RUN, str(moment)],
                                  stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        if moment == "up":
+        if moment < 0:
             assert maker.stdout.readline() == "up\n"
+        if moment == -1:
             maker.kill()
         assert maker.wait(60) == -signal.SIGKILL
         maker.stdout.close()

@@ -21,7 +21,8 @@ from emulator.topology import TopologyError, load
 RUN = f"t{os.getpid()}"
 
 # Brings a network up in a process that is killed at the command given by number, just when that has got its input: it
-# is still at work when its starter is gone. Number 0 is when the name is claimed, and nothing written down yet.
+# is still at work when its starter is gone. Number 0 is when the name is claimed, and nothing written down yet; -1 is
+# when all is up, and -2 when it is being taken down.
 DOOMED = """
 import os, signal, subprocess, sys
 from emulator.hosts import ledger
@@ -43,7 +44,7 @@ class Counted(subprocess.Popen):
             die()
 
     def communicate(self, text=None, timeout=None):
-        if self.last:
+        if self.last or moment == -2 and "netns del" in (text or ""):
             self.stdin.write(text)
             self.stdin.close()
             die()
@@ -58,6 +59,8 @@ if os.fork() == 0:       # a rank that is still there when its runner is gone
     network.enter("b")
     print("up", flush=True)
     signal.pause()
+if moment == -2:
+    network.down()
 signal.pause()
 """
 
@@ -210,24 +213,26 @@ def test_an_interrupt_on_the_way_up_leaves_nothing(world, monkeypatch):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("moment", [0, 1, 4, 7, 10, 13, "up"])
+@pytest.mark.parametrize("moment", [0, 1, 4, 7, 10, 13, -1, -2])
 def test_down_after_a_kill_leaves_nothing_and_touches_nothing_else(world, moment):
     foreign = f"ft-{RUN}x-0"      # begins like ours, and is not
     subprocess.check_call(["ip", "netns", "add", foreign])
     inside = ["ip", "netns", "exec", foreign]
     subprocess.check_call([*inside, "tc", "qdisc", "add", "dev", "lo", "root", "handle", "7:", "htb"])
+    subprocess.check_call([*inside, "iptables", "-A", "INPUT", "-s", "203.0.113.1", "-j", "DROP"])
     guest = subprocess.Popen([*inside, "sleep", "60"])
     try:
-        maker = subprocess.Popen([sys.executable, "-c", DOOMED, world.file, RUN, str(moment if moment != "up" else -1)],
+        maker = subprocess.Popen([sys.executable, "-c", DOOMED, world.file, RUN, str(moment)],
                                  stdout=subprocess.PIPE, text=True)
-        if moment == "up":
+        if moment < 0:
             assert maker.stdout.readline() == "up\n"
+        if moment == -1:
             maker.kill()
         assert maker.wait(30) == -signal.SIGKILL
         maker.stdout.close()
         removed = down(RUN)
-        assert removed or moment == 0
-        if moment == "up":
+        assert removed or moment in (0, -2)      # what it was told to do when it was killed may be done
+        if moment == -1:
             assert any(line.startswith("process") and f"ft-{RUN}-1" in line for line in removed)
         assert down(RUN) == []
         deadline = time.monotonic() + 1
@@ -239,6 +244,7 @@ def test_down_after_a_kill_leaves_nothing_and_touches_nothing_else(world, moment
         assert foreign in namespaces()
         assert guest.poll() is None
         assert "htb 7:" in subprocess.check_output([*inside, "tc", "qdisc", "show", "dev", "lo"], text=True)
+        assert "203.0.113.1" in subprocess.check_output([*inside, "iptables", "-S"], text=True)
     finally:
         guest.kill()
         guest.wait()
