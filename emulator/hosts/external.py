@@ -235,6 +235,10 @@ class Network:
         for program in self._programs:
             program.kill()
             program.wait()
+            for pipe in (program.stdin, program.stdout):
+                assert pipe is not None
+                with suppress(OSError):      # what was left unsaid has no listener any more
+                    pipe.close()
         self._programs, self._at, self._stamp = [], None, {}
 
     def __enter__(self) -> Self:

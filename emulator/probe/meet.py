@@ -27,7 +27,7 @@ from emulator.hosts import code
 from emulator.probe.channel import Channel, ChannelError, Message
 from emulator.probe.coordinate import over_pipes
 
-SECRET = "FROGTORCH_PROBE_SECRET"
+SECRET = "FROGTORCH_SECRET"
 LEAST_SECRET = 8
 """Bytes: less can be guessed."""
 PATIENCE = 300.0

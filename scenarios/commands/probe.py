@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 On your own machines, start the same command on each of them, with its rank; rank 0 coordinates, and writes. They prove
-to each other that they know a secret, which FROGTORCH_PROBE_SECRET or a file holds. Traffic flows only between them, at
+to each other that they know a secret, which FROGTORCH_SECRET or a file holds. Traffic flows only between them, at
 full rate, for some minutes: ask whoever else uses the network. Under torchrun (one process a machine) rank, world and
 master are taken from its environment.
 
 examples:
   sudo frogtorch probe --topology topologies/seattle-newyork.yaml --speedup 10       learn the tool on a known network
-  FROGTORCH_PROBE_SECRET=... frogtorch probe --rank 0 --world 4 --master 10.0.0.1:29600         and ranks 1, 2, 3
+  FROGTORCH_SECRET=... frogtorch probe --rank 0 --world 4 --master 10.0.0.1:29600         and ranks 1, 2, 3
   torchrun --nnodes 4 --nproc-per-node 1 --no-python ... frogtorch probe"""
 
 

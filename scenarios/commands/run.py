@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ON_MACHINES = """\
 On machines of your own (--runtime external) the same command is started on each, with its rank, or by torchrun, srun
 or a loop. Rank 0 measures and has the run directory; the others serve it, and end when it does. They prove to each
-other that they know a secret, which FROGTORCH_PROBE_SECRET or a file holds. The network is left as it is. A machine is
+other that they know a secret, which FROGTORCH_SECRET or a file holds. The network is left as it is. A machine is
 the host of its own name, as `frogtorch probe` has it.
 
 examples:

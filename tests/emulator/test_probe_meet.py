@@ -96,7 +96,7 @@ def test_silence_and_the_end_are_told_apart():
 
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
-            "FROGTORCH_PROBE_SECRET": SECRET}
+            "FROGTORCH_SECRET": SECRET}
 
 
 def test_torchrun_says_who_and_where():
@@ -113,7 +113,7 @@ def test_torchrun_says_who_and_where():
     ({"LOCAL_WORLD_SIZE": "2"}, "one process a machine"),
     ({"MASTER_ADDR": ""}, "--master HOST:PORT is missing"),
     ({"MASTER_PORT": "65535"}, "is no HOST:PORT"),
-    ({"FROGTORCH_PROBE_SECRET": "short"}, "a common secret of 8 bytes or more"),
+    ({"FROGTORCH_SECRET": "short"}, "a common secret of 8 bytes or more"),
 ])
 def test_what_is_missing_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
