@@ -84,11 +84,12 @@ def _step(training: Training, known: _Known, world: tuple[str, ...], arm: Arm, c
     """What is predicted of a training step at speed-up k: fields of a Prediction."""
     assert arm.simulated is not None
     topology, workload = known.topology, _workload(training.workload, arm, computed)
-    outcome = sim.step(topology.state(0), world, arm.simulated, workload, costs=known.costs)
+    itemsize = 4 // arm.compression      # of fp32, what the arm's hook leaves of it
+    outcome = sim.step(topology.state(0), world, arm.simulated, workload, itemsize, known.costs)
     seconds = life_size(outcome.seconds, k, computed)
     detail: dict[str, Any] = {"compute": dict(computed)}
     if topology.timeline:
-        steps = sim.train(topology, world, arm.simulated, workload, training.steps, costs=known.costs,
+        steps = sim.train(topology, world, arm.simulated, workload, training.steps, known.costs, itemsize,
                           least_timeout=sim.LEAST_TIMEOUT / k)  # as the links have it
         times = [life_size(step.end - step.start, k, computed) for step in steps]
         seconds = median(times[training.warmup:])

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from scenarios.arms import ARMS, Keeps
+from scenarios.predict import predict
 from scenarios.ranks import Place, Ranks
+from scenarios.scenario import load
 from scenarios.workloads import DIGITS
 
 W = 3
@@ -95,6 +97,16 @@ def test_what_was_incorporated_is_recorded(trained):
 
 
 @pytest.mark.slow
+def test_half_precision_is_predicted_with_half_the_bytes():
+    # Buckets whose bytes are no multiple of four once they are halved, as the founding workload's first.
+    ten = load(Path(__file__).parents[2] / "scenarios/ten-arms.yaml")
+    predicted = {p.arm: p for p in predict(ten)}
+    for arm in ("gloo", "shard"):
+        half, whole = predicted[f"fp16-{arm}"], predicted[arm]
+        assert [2 * received for received in half.received_bytes] == pytest.approx(whole.received_bytes, abs=16)
+        assert half.seconds == pytest.approx(whole.seconds / 2, rel=0.02)
+
+
 def test_gloos_connections_are_as_many_as_the_arm_says(tmp_path):
     # Of a pair of ranks, over what the default group and the first arm have.
     counted = {}
