@@ -86,8 +86,8 @@ class Band:
     measured: Mapping[int, float]
     predicted: Mapping[int, float]
     """Blind; empty where there is no prediction a campaign."""
-    original: str | None
-    """The founding experiment's band in seconds, if it has this arm."""
+    original: tuple[float, ...]
+    """The founding experiment's medians, if it has this arm."""
 
     @property
     def keeps(self) -> Keeps:
@@ -107,9 +107,8 @@ def across(results: Results) -> list[Band]:
         predicted = {row.timeline: row.predicted[BLIND] for row in rows
                      if row.timeline is not None and BLIND in row.predicted}
         founding = world == original.WORLD and rows[0].nbytes == original.GRADIENT_BYTES
-        steps = original.STEPS.get(arm, ()) if founding else ()
         if len(measured) > 1:
-            found.append(Band(world, arm, view, measured, predicted, f"{min(steps)}–{max(steps)}" if steps else None))
+            found.append(Band(world, arm, view, measured, predicted, original.STEPS.get(arm, ()) if founding else ()))
     return found
 
 
@@ -140,8 +139,9 @@ def bands(results: Results) -> Iterator[Group]:
         table = sheet("W", "arm", "view", "campaigns", "measured, s", "ratio", "predicted, s", "ratio", "original, s")
         for band in found:
             if band.keeps is keeps:
+                founding = f"{min(band.original)}–{max(band.original)}" if band.original else NONE
                 table.add_row(str(band.world_size), band.arm, on_off(band.view), str(len(band.measured)),
-                              *_band(band.measured), *_band(band.predicted), band.original or NONE)
+                              *_band(band.measured), *_band(band.predicted), founding)
         if table.row_count:
             yield titled("Bands across campaigns: the least and the greatest median of a step, and their ratio "
                          f"({keeps.value} is kept)", table)

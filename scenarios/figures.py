@@ -52,7 +52,8 @@ def draw(results: Results, directory: Path) -> list[Path]:
     if results.fits:
         figures |= {"times.png": times(results, styles), "slopes.png": slopes(results, styles)}
     if results.scenario.timelines:
-        figures["bands.png"] = bands(across(results), styles)
+        if found := across(results):
+            figures["bands.png"] = bands(found, styles)
     elif results.histories:
         figures["steps.png"] = steps(results, results.histories, styles)
     files = []
@@ -161,24 +162,23 @@ def steps(results: Results, histories: Sequence[History], styles: dict[str, Styl
 
 
 def bands(found: Sequence[Band], styles: dict[str, Style]) -> Figure:
-    """Every campaign's median of a step, a line an arm, world and view: measured as markers, predicted below them."""
-    figure = Figure(figsize=(8, 1.2 + 0.5 * len(found)), layout="constrained")
+    """Every campaign's median of a step, for each arm, world and view: measured, predicted, and the original's."""
+    figure = Figure(figsize=(8, 1.2 + 0.7 * len(found)), layout="constrained")
     axes = figure.subplots()
     for place, band in enumerate(found):
         style = styles[band.arm]
-        for medians, at, marker in ((band.measured, place - 0.12, style.marker), (band.predicted, place + 0.16, "x")):
-            if medians:
-                color = style.color if marker != "x" else "black"
-                axes.plot([min(medians.values()), max(medians.values())], [at, at], color=color, linewidth=1)
-                axes.plot(list(medians.values()), [at] * len(medians), linestyle="none", marker=marker, markersize=6,
-                          markerfacecolor="none", color=color)
+        for medians, at, marker, color in ((band.measured.values(), place - 0.2, style.marker, style.color),
+                                           (band.predicted.values(), place, "x", "black"),
+                                           (band.original, place + 0.2, "|", "0.45")):
+            axes.plot(sorted(medians), [at] * len(medians), marker=marker, markersize=6, markerfacecolor="none",
+                      linewidth=1, color=color)
     view = {None: "", True: ", view on", False: ", view off"}
     axes.set_yticks(range(len(found)), [f"{band.arm}, W = {band.world_size}{view[band.view]}" for band in found])
-    axes.invert_yaxis()
+    axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xscale("log")
     for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         which(StrMethodFormatter("{x:g}"))
-    axes.set_xlabel("median seconds of a step (life-size), a marker a campaign; × predicted")
+    axes.set_xlabel("median seconds of a step (life-size), a marker a campaign; × predicted, | the original's")
     axes.grid(alpha=0.3, axis="x", which="both")
     return figure
 

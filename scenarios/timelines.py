@@ -11,7 +11,8 @@ all that it depends on: neither arms nor steps are asked. With `length` seconds 
 - **One limit falls to a tenth**, and recovers: a pair of hosts with the paths of both directions, or a host's access,
   or a group. It falls within the first half of L, for a quarter to a half of L.
 - **One path loses packets** from a second within the first half of L on, a share of :data:`LOSS`, its logarithm even;
-  that drifts too.
+  that drifts too. It leaves a host without a fast path, if there is one: where packets are lost, real links take each
+  by itself (:func:`emulator.links.shaping.segments`), on all of the host's paths, and so they cannot be fast.
 - **Two paths have traffic** of others, which begins within the first half of L and lasts a quarter to a half of L, at a
   rate of :data:`TRAFFIC`, as shares of the slowest path's.
 
@@ -43,6 +44,8 @@ STEPS, MEMORY = 20, 1 / 3
 """Of the drift: steps until the end; and its memory, as a share of that time."""
 LOSS = 0.0001, 0.003
 """The least and the greatest share of packets that is lost."""
+FAST = 10
+"""Times the slowest path's rate, above which a path is fast."""
 TRAFFIC = 0.2, 0.8
 """The least and the greatest rate of traffic, as a share of the slowest path's."""
 
@@ -162,20 +165,25 @@ def _falling(topology: Topology, subjects: Sequence[Subject]) -> list[list[Subje
 
 
 def _lossy(topology: Topology, chance: Random, length: float) -> dict[str, str]:
-    least, most = map(math.log, LOSS)
-    at, loss = _even(chance, 0, length / 2), math.exp(_even(chance, least, most))
-    path = _one_of(topology.paths, chance)
+    at, loss = _even(chance, 0, length / 2), math.exp(_even(chance, *map(math.log, LOSS)))
+    most = FAST * _slowest(topology)
+    fast = {path.source for path in topology.paths if (rate := ceiling(topology, path)) is None or rate > most}
+    path = _one_of([path for path in topology.paths if path.source not in fast] or topology.paths, chance)
     return {"at": _seconds(round(at, 1)), "from": path.source, "to": path.target, "loss": f"{100 * loss:.4f} %"}
 
 
 def _traffic(topology: Topology, chance: Random, length: float) -> list[dict[str, str]]:
-    slowest = min(rate for path in topology.paths if (rate := ceiling(topology, path)) is not None)
+    slowest = _slowest(topology)
     found = []
     for source, target in chance.sample(list(permutations((host.name for host in topology.hosts), 2)), 2):
         start, end = _span(chance, length)
         found.append({"from": source, "to": target, "start": start, "end": end,
                       "rate": f"{_even(chance, *TRAFFIC) * slowest / 1e3:.1f} kB/s"})
     return found
+
+
+def _slowest(topology: Topology) -> float:
+    return min(rate for path in topology.paths if (rate := ceiling(topology, path)) is not None)
 
 
 def _span(chance: Random, length: float) -> tuple[str, str]:

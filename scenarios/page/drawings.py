@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import matplotlib
 import networkx as nx
@@ -44,7 +44,8 @@ def drawings(results: Results) -> Iterator[tuple[str, str, Figure]]:
         yield "times", "b over the world size", figures.slopes(results, styles)
         yield "times", "What the fitted lines leave of each measurement", _residuals(results, styles)
     if results.scenario.timelines:
-        yield "campaigns", "Every campaign's median of a step", figures.bands(across(results), styles)
+        if found := across(results):
+            yield "campaigns", "Every campaign's median of a step", figures.bands(found, styles)
         for timeline in range(len(results.scenario.timelines)):
             if own := [history for history in results.histories if history.row.timeline == timeline]:
                 yield "campaigns", f"Step by step on timeline {timeline}", figures.steps(results, own, styles)
@@ -161,11 +162,15 @@ def _network(results: Results) -> Figure:
 
 
 def _worst(probes: list[Fidelity]) -> str:
-    """The expected rate and round trip of a pair, life-size, and how far off the worst probe was."""
-    first = probes[0]
-    rate = "no limit" if first.expected_goodput is None else format_rate(
-        float(f"{first.expected_goodput / first.speedup:.3g}"))
+    """The expected rates and round trips of a pair, life-size, and how far off the worst probe was."""
+    rates = {float(f"{p.expected_goodput / p.speedup:.3g}") for p in probes if p.expected_goodput is not None}
+    trips = {float(f"{p.expected_rtt_seconds * p.speedup:.3g}") for p in probes}
     off = [abs(p.goodput / p.expected_goodput - 1) for p in probes if p.expected_goodput]
     trip = max(abs(p.rtt_seconds / p.expected_rtt_seconds - 1) for p in probes if p.expected_rtt_seconds)
-    text = f"{rate}, {format_time(float(f'{first.expected_rtt_seconds * first.speedup:.3g}'))}"
+    text = f"{_ends(rates, format_rate) or 'no limit'}, {_ends(trips, format_time)}"
     return f"{text}\noff {max(off):.1%}, {trip:.1%}" if off else f"{text}\noff {trip:.1%}"
+
+
+def _ends(values: set[float], text: Callable[[float], str]) -> str:
+    """The least and the greatest, or the only one."""
+    return "–".join(dict.fromkeys(map(text, (min(values), max(values))))) if values else ""

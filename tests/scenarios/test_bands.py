@@ -295,7 +295,7 @@ def test_bands_stand_beside_their_predictions_and_the_original_s(made):
 def test_a_band_has_a_campaign_s_median_each(made):
     gloo, shard, direct = accounts.across(Results.load(made))
     assert (gloo.measured, gloo.predicted) == ({0: 21, 1: 28, 2: 63}, {0: 20, 1: 30, 2: 70})
-    assert (shard.arm, shard.original, direct.original) == ("shard", "12.3–15.3", None)
+    assert (shard.arm, shard.original, direct.original) == ("shard", (12.3, 12.9, 13.0, 13.4, 15.3), ())
 
 
 def test_pairs_and_errors_are_of_one_campaign_each(made):

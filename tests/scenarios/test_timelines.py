@@ -165,6 +165,17 @@ def test_one_path_loses_packets_from_some_second_on(drawn):
     assert abs(sum(share < math.sqrt(1e-4 * 3e-3) for share in shares) - 50) < 25
 
 
+def test_a_host_with_a_fast_path_loses_none_where_others_have_not(drawn):
+    def losing(rate):
+        text = PATHS.replace("  - {between: [there, there]", f"  - {{between: [one, two], rate: {rate}}}\n"
+                             "  - {between: [there, there]")
+        return {change["from"] for topology in drawn(text) for change in entries(topology)["changes"]
+                if "loss" in change}
+
+    assert losing("20 MB/s") == {"one", "two", "far"}      # ten times 2 MB/s
+    assert losing("21 MB/s") == {"far"}
+
+
 def test_two_paths_have_traffic_of_others(drawn):
     for topology in drawn():
         one, other = entries(topology)["traffic"]
