@@ -125,6 +125,8 @@ class Meeting:
 
         Raises MeetError if it does not come, or there is an answer on the machine's channel before it.
         """
+        assert machine.channel is not None      # it is not this one
+        assert machine.channel is not None
         deadline = time.monotonic() + _HANDSHAKE
         while True:
             come, _, _ = select.select([self._listener, machine.channel], [], [], max(0.0, deadline - time.monotonic()))
