@@ -127,9 +127,10 @@ class Meeting:
         """
         assert machine.channel is not None      # it is not this one
         assert machine.channel is not None
+        waited: list[socket.socket | Channel] = [self._listener, machine.channel]
         deadline = time.monotonic() + _HANDSHAKE
         while True:
-            come, _, _ = select.select([self._listener, machine.channel], [], [], max(0.0, deadline - time.monotonic()))
+            come, _, _ = select.select(waited, [], [], max(0.0, deadline - time.monotonic()))
             if self._listener not in come:
                 raise MeetError(f"no further connection came from {machine}")
             sock, (host, *_) = self._listener.accept()
