@@ -126,7 +126,6 @@ class Meeting:
         Raises MeetError if it does not come, or there is an answer on the machine's channel before it.
         """
         assert machine.channel is not None      # it is not this one
-        assert machine.channel is not None
         waited: list[socket.socket | Channel] = [self._listener, machine.channel]
         deadline = time.monotonic() + _HANDSHAKE
         while True:
