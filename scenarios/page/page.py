@@ -27,7 +27,7 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; 
        padding: 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; border-bottom: 2px solid
      #0072B2; padding-bottom: .2rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
-nav a { margin-right: .9rem; white-space: nowrap; } a { color: #005a8c; }
+nav { display: flex; flex-wrap: wrap; } nav a { margin-right: .9rem; white-space: nowrap; } a { color: #005a8c; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; text-align: right; vertical-align: top; } .words { text-align: left;
          overflow-wrap: anywhere; }

@@ -32,6 +32,7 @@ def compare(tree, output, *options):
 
 @pytest.mark.root
 @pytest.mark.soak
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("runtime", ["netns", "docker"])
 def test_no_exchange_is_slower_than_it_was(runtime, tmp_path, need):
     if runtime == "docker" and subprocess.run(["make", "image"], cwd=ROOT, capture_output=True).returncode:
