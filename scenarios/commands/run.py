@@ -23,7 +23,7 @@ from scenarios.predict import predict
 from scenarios.progress import Stages
 from scenarios.scenario import Scenario
 from scenarios.scenario import load as load_scenario
-from scenarios.script import Script, read, scripted
+from scenarios.script import Script, as_predicted, read, scripted
 from scenarios.tables import on_off
 
 if TYPE_CHECKING:
@@ -120,10 +120,9 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _measure_run(options: argparse.Namespace, machines: Machines | None) -> int:
     """Measure ``options.run``, on `machines` of the user's or on this one."""
-    scenario = load_scenario(options.run / "scenario.yaml", options.run / "topology.yaml")
+    scenario = as_predicted(options.run)
     if script := read(options.run):
         script.check()
-        scenario, _ = scripted(scenario, Path(script.path), script.arguments)
     if not (options.run / "predictions.jsonl").exists():
         raise ValueError(f"{options.run} has no predictions.jsonl: run `frogtorch predict SCENARIO` first")
     if (options.run / "fidelity.jsonl").exists() and not options.resume:
