@@ -1,6 +1,5 @@
 """Campaigns on networks of their own: each predicted and measured on its timeline, and every arm's band."""
 
-import contextlib
 import io
 import json
 import re
@@ -9,8 +8,8 @@ import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
+import made
 import pytest
 from rich.console import Console
 
@@ -97,32 +96,12 @@ class World:
         self.fails = lambda index, arm: False
 
 
-class Network:
+class Network(made.Network):
     def __init__(self, world, topology, speedup):
-        self.world, self.topology, self.speedup = world, topology, speedup
-        self.stamp, self.addresses, self.device, self.python = {}, {"one": "", "far": ""}, "lo", ""
+        super().__init__(world, "far", speedup)
+        self.topology = topology
         world.brought_up.append(topology)
         world.network = self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def probe(self, report):
-        valid = self.world.probes.pop(0) if self.world.probes else True
-        return [SimpleNamespace(source="one", target="far", rtt=0.004, expected_rtt=0.004, goodput=1.0,
-                                expected_goodput=1.0, valid=valid, attempts=1)]
-
-    def rendezvous(self):
-        return contextlib.nullcontext("store")
-
-    def entrance(self, host):
-        return lambda: None
-
-    def check(self):
-        pass
 
 
 class Ranks:

@@ -1,11 +1,10 @@
 """The runner's campaigns on a network and ranks that are made up: a rank that dies, links that are off, mixed code."""
 
-import contextlib
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
+from made import Network
 
 from scenarios import resume, runner
 from scenarios.predict import predict
@@ -43,32 +42,6 @@ class World:
         self.modules = [{"frogtorch": "a"}, {"frogtorch": "a"}]
 
 
-class Network:
-    def __init__(self, world):
-        self.world = world
-        self.stamp, self.addresses, self.device, self.python, self.speedup = {}, {"one": "", "two": ""}, "lo", "", 1.0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def probe(self, report):
-        valid = self.world.probes.pop(0) if self.world.probes else True
-        return [SimpleNamespace(source="one", target="two", rtt=0.004, expected_rtt=0.004, goodput=1.0,
-                                expected_goodput=1.0, valid=valid, attempts=1)]
-
-    def rendezvous(self):
-        return contextlib.nullcontext("store")
-
-    def entrance(self, host):
-        return lambda: None
-
-    def check(self):
-        pass
-
-
 class Ranks:
     def __init__(self, world):
         self.world, self.modules = world, world.modules
@@ -103,7 +76,7 @@ def measure(tmp_path, monkeypatch, world):
 
     def measure():
         with Stages() as stages:
-            return runner.Runner(scenario, tmp_path, "run", "auto", stages, lambda *_: Network(world)).measure()
+            return runner.Runner(scenario, tmp_path, "run", "auto", stages, lambda *_: Network(world, "two")).measure()
 
     return measure
 
