@@ -27,7 +27,7 @@ export PYTHONPATH=/run/out/code
 {sys.executable} -m frogtorch measure /run/out/run --engine netem
 {sys.executable} {HERE / "losses.py"} {DATAGRAMS} >/run/out/lost
 """
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(700)]      # the guest and the host have 600
 
 
 @pytest.fixture(scope="module")
