@@ -1,4 +1,4 @@
-"""What a run's telemetry and campaigns say, as tables: pairs and bands, phases, waits, bytes, the original's rows."""
+"""What a run's telemetry and campaigns say, as tables: pairs and bands, waits, bytes, the original's rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from scenarios.arms import ARMS, Keeps
 from scenarios.compare import BLIND, Row
 from scenarios.records import Collective, Measurement
 from scenarios.results import Results
-from scenarios.tables import MEGA, NONE, interval, on_off, sheet, time, titled
+from scenarios.tables import MEGA, NONE, SUMS, interval, milliseconds, on_off, sheet, time, titled
 from scenarios.timelines import in_words
-
-SUMS = ("all_reduce", "faithful")
-"""The collectives that move gradients."""
 
 
 def _trained(results: Results, keeps: Keeps | None = None) -> list[Row]:
@@ -164,28 +161,6 @@ def networks(results: Results) -> Group | None:
                   table) if table.row_count else None
 
 
-def all_phases(results: Results) -> Group | None:
-    """Medians of the phases over all buckets together, as the original text has them, and bucket by bucket."""
-    table = sheet("W", "algorithm", "bucket", "k", "n", "publish, ms", "phase 1, ms", "phase 2, ms", "whole, ms")
-    groups: dict[tuple[int, str, float], list[Collective]] = defaultdict(list)
-    for c in results.collectives:
-        if c.workload != "all_reduce" and c.collective in SUMS:
-            groups[c.world_size, c.algorithm or c.collective, c.speedup].append(c)
-    for (world, algorithm, speedup), seen in sorted(groups.items()):
-        for nbytes in (None, *sorted({c.nbytes for c in seen})):
-            own = [c for c in seen if nbytes in (None, c.nbytes)]
-            table.add_row(str(world), algorithm, "all" if nbytes is None else format_size(nbytes), f"{speedup:g}",
-                          str(len(own)), *(_milliseconds(getattr(c, part) for c in own)
-                                           for part in ("publish", "phase1", "phase2", "seconds")))
-    return titled("Phases of the all-reduces of training, medians over ranks, by the clock at speed-up k",
-                  table) if table.row_count else None
-
-
-def _milliseconds(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{statistics.median(known) * 1e3:.2f}" if known else NONE
-
-
 def waits(results: Results) -> Iterator[tuple[int, Group]]:
     """For every rank: how long it waited for each peer's bytes, and how long these then took, in each phase."""
     ranks: dict[int, dict[tuple[int, str, int, int], list[Collective]]] = defaultdict(lambda: defaultdict(list))
@@ -203,7 +178,7 @@ def waits(results: Results) -> Iterator[tuple[int, Group]]:
                 spans["phase1"] = [c.peers[peer] for c in seen]
             rates = [rate / c.speedup for c in seen if (rate := c.peers[peer].get("rate"))]
             table.add_row(str(world), algorithm, format_size(nbytes), str(peer), str(len(seen)),
-                          *(_milliseconds(span[part] for span in spans[phase])
+                          *(milliseconds(span[part] for span in spans[phase])
                             for phase in ("phase1", "phase2") for part in ("wait", "transfer")),
                           f"{statistics.median(rates) / MEGA:.3f}" if rates else NONE)
         yield rank, titled(f"Rank {rank}: waiting for each peer, and transferring from it, in phases 1 and 2; medians, "

@@ -40,7 +40,8 @@ def modules() -> dict[str, str]:
     return {"frogtorch": _modules_sha256(frogtorch.__path__[0]),
             "workloads": _modules_sha256(str(scenario / "workloads")),
             "rank": hashlib.sha256(b"".join((scenario / name).read_bytes()
-                                            for name in ("rank.py", "replica.py", "arms.py"))).hexdigest()}
+                                            for name in ("rank.py", "replica.py", "slowdown.py",
+                                                         "arms.py"))).hexdigest()}
 
 
 def _version(name: str) -> str | None:

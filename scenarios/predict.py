@@ -85,12 +85,13 @@ def _step(training: Training, known: _Known, world: tuple[str, ...], arm: Arm, c
     assert arm.simulated is not None
     topology, workload = known.topology, _workload(training.workload, arm, computed)
     itemsize = 4 // arm.compression      # of fp32, what the arm's hook leaves of it
-    outcome = sim.step(topology.state(0), world, arm.simulated, workload, itemsize, known.costs)
+    slow = {host: factor for host, factor in training.stragglers.items() if host in world}
+    outcome = sim.step(topology.state(0), world, arm.simulated, workload, itemsize, known.costs, factors=slow)
     seconds = life_size(outcome.seconds, k, computed)
-    detail: dict[str, Any] = {"compute": dict(computed)}
+    detail: dict[str, Any] = {"compute": dict(computed)} | ({"stragglers": slow} if slow else {})
     if topology.timeline:
         steps = sim.train(topology, world, arm.simulated, workload, training.steps, known.costs, itemsize,
-                          least_timeout=sim.LEAST_TIMEOUT / k)  # as the links have it
+                          factors=slow, least_timeout=sim.LEAST_TIMEOUT / k)  # as the links have it
         times = [life_size(step.end - step.start, k, computed) for step in steps]
         seconds = median(times[training.warmup:])
         detail["steps"] = [[step.start * k, time] for step, time in zip(steps, times, strict=True)]

@@ -149,20 +149,23 @@ class Rank:
 
     def train(self, arm: str, steps: int, bucket_view: bool, workload: str = FOUNDING.name,
               **parameters: int) -> dict[str, Any]:
-        """Train a workload under DDP; times of each step and its exchange, the outcome, and what the backend saw.
+        """Train a workload under DDP; times of each step, its exchange and its sleep, the outcome, what the backend saw.
 
         `parameters` are those of the arm's hook: see :class:`scenarios.replica.Replica`.
         """
-        replica = Replica(WORKLOADS[workload], ARMS[arm], self.groups[arm], bucket_view=bucket_view, **parameters)
+        replica = Replica(WORKLOADS[workload], ARMS[arm], self.groups[arm], bucket_view=bucket_view,
+                          slowness=self.place.slowness, **parameters)
         self._take_telemetry(arm)
         self._await_start()
-        stamps, exchanges = [], []
+        stamps, exchanges, slept = [], [], []
         for step in range(steps):
             start = time.monotonic()
             exchanges.append(replica.step())
             stamps.append((start, time.monotonic()))
+            slept.append(replica.slept)
             self.connection.send(("step", step))
-        return {"steps": stamps, "exchanges": exchanges, "telemetry": self._take_telemetry(arm), **replica.outcome()}
+        return {"steps": stamps, "exchanges": exchanges, "slept": slept, "telemetry": self._take_telemetry(arm),
+                **replica.outcome()}
 
     def script(self, path: str, sha256: str, arguments: list[str], arm: str, master: str) -> dict[str, Any]:
         """Run a user's training script in place of a workload: the same results. It is the last that a rank does.

@@ -45,6 +45,8 @@ class Place:
     """Starts ``python -m scenarios.rank`` on a host that no process of ours can enter, as a container."""
     own_clock: bool = False
     """Whether that host is a machine of its own, whose clock is not ours."""
+    slowness: float = 1.0
+    """How many times longer than on other hosts a training computes there."""
 
 
 class RankError(RuntimeError):

@@ -47,7 +47,9 @@ class Recorder:
             if point.get("in_step", True) and "exchanges" in results[0]:
                 ready, exchanged = zip(*(result["exchanges"][step] for result in results), strict=True)
                 exchange = max(exchanged) - max(ready)
-            self.measurement(spans, life, campaign, repetition=step, second=began, exchange_seconds=exchange, **point)
+            slept = tuple(result["slept"][step] for result in results if "slept" in result)
+            self.measurement(spans, life, campaign, repetition=step, second=began, exchange_seconds=exchange,
+                             slept_seconds=slept if any(slept) else None, **point)
 
     def outcomes(self, results: list[Any], campaign: Campaign, **point: Any) -> None:
         """Record what each rank had in the end, and what its backend saw. The outcomes come last: they finish it."""

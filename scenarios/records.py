@@ -90,9 +90,9 @@ class Prediction(Point):
     received_bytes: tuple[int, ...] = ()
     """Payload that each rank received, by rank."""
     detail: dict[str, Any] = {}
-    """Of a training step: `compute`, the seconds of its parts; and on a network that changes `steps`, all of them in
-    order, each ``[second of the timeline at which it begins, seconds that it takes]``, of which `seconds` is the median
-    over those that are measured."""
+    """Of a training step: `compute`, the seconds of its parts; `stragglers`, how many times as long hosts of this world
+    compute, if any do; and on a network that changes `steps`, all of them in order, each ``[second of the timeline at
+    which it begins, seconds that it takes]``, of which `seconds` is the median over those that are measured."""
 
 
 class Measurement(Point):
@@ -116,6 +116,9 @@ class Measurement(Point):
     exchange_seconds: float | None = None
     """Of a training, by the clock: from when the last rank had the gradients of its first bucket to when the last had
     all gradients exchanged. None of a user's script, and where ranks are not in the same step."""
+    slept_seconds: tuple[float, ...] | None = None
+    """Of a training with stragglers, by the clock: how long each rank slept in the step to compute as slowly as its host
+    is said to, by rank."""
     prediction: str
     """SHA-256 of the predictions.jsonl that this measurement answers."""
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import frogtorch
 from frogtorch import hooks
 from scenarios.arms import Arm
+from scenarios.slowdown import Slowdown
 from scenarios.workloads import Workload
 
 __all__ = ["FirstBucket", "Replica", "group", "parameters_sha256"]
@@ -57,8 +58,8 @@ class Replica:
     """A rank's copy of a workload's model in training, step by step."""
 
     def __init__(self, workload: Workload, arm: Arm, group: dist.ProcessGroup, *, bucket_view: bool, bound: int = 64,
-                 k: int = 4) -> None:
-        """`bound` is fresh_only's staleness bound, `k` that of every_k."""
+                 k: int = 4, slowness: float = 1.0) -> None:
+        """`bound` is fresh_only's staleness bound, `k` that of every_k; it computes `slowness` times as long."""
         self._workload = workload.load()
         self.model: nn.Module = self._workload.model()
         self._optimiser: torch.optim.Optimizer = self._workload.optimiser(self.model)
@@ -68,6 +69,7 @@ class Replica:
         whole = sum(p.nbytes for p in self.model.parameters()) / (1 << 20) if arm.hook == "powersgd" else None
         self._replica = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=whole,
                                                 gradient_as_bucket_view=bucket_view)
+        self._slowdown = Slowdown(slowness, self.model)
         self._first = FirstBucket(self.model, workload.first if whole is None else len(list(self.model.parameters())))
         self._state: Any = None
         if arm.hook is not None:
@@ -79,12 +81,23 @@ class Replica:
 
         Returns when this rank had the gradients of the first bucket, and when it had all of them, exchanged.
         """
-        inputs, targets = next(self._batches)
-        self._optimiser.zero_grad(set_to_none=True)
-        self._workload.loss(self._replica(inputs), targets).backward()
+        self._slowdown.step()
+        with self._slowdown:
+            inputs, targets = next(self._batches)
+            self._optimiser.zero_grad(set_to_none=True)
+        outputs = self._replica(inputs)
+        with self._slowdown:
+            loss = self._workload.loss(outputs, targets)
+        loss.backward()
         exchanged = time.monotonic()
-        self._optimiser.step()
+        with self._slowdown:
+            self._optimiser.step()
         return self._first.ready, exchanged
+
+    @property
+    def slept(self) -> float:
+        """Seconds of the last step that it slept, to be as slow as it is."""
+        return self._slowdown.slept
 
     def outcome(self) -> dict[str, Any]:
         """What this rank has: parameters, held-out loss (and accuracy), and how many contributions each mean had.

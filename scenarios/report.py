@@ -116,6 +116,9 @@ def header(results: Results) -> Text:
     text.append(f" on {scenario.topology.name}, {scenario.repetitions} repetitions, "
                 f"times life-size (large points ran at speed-up "
                 f"{', '.join(f'{k:g}' for k in sorted(set(scenario.speedups.values())))})\n")
+    if scenario.training and scenario.training.stragglers:
+        text.append("Stragglers: " + ", ".join(f"{host} computes {factor:g} times as long as others" for host, factor in
+                                               scenario.training.stragglers.items()) + "\n")
     for stamp in results.environment.get("networks", []):
         text.append("Network: " + ", ".join(f"{name} {_value(value)}" for name, value in stamp.items()
                                             if not isinstance(value, dict | list)) + "\n")

@@ -169,13 +169,16 @@ class Runner:
 
     def _places(self, network: Runtime, world: Sequence[str], store: str, alone: bool = False) -> list[Place]:
         """Places of ranks that hold a group an arm, or that are `alone` for a script to make its own."""
+        stragglers = self._scenario.training.stragglers if self._scenario.training else {}
+
         def place(rank: int, host: str) -> Place:
             enter = network.entrance(host)
             spawn = None if enter else partial(network.spawn, host, [network.python, "-m", "scenarios.rank"])
             return Place(rank=rank, world_size=len(world), host=host, store=store,
                          arms=() if alone else self._scenario.arms, timeout=self._scenario.timeout,
                          address=network.addresses[host], interface=network.device, enter=enter, spawn=spawn,
-                         own_clock=spawn is not None and network.own_clock(host))
+                         own_clock=spawn is not None and network.own_clock(host),
+                         slowness=stragglers.get(host, 1.0))
 
         return [place(rank, host) for rank, host in enumerate(world)]
 

@@ -34,6 +34,8 @@ A scenario is a page of YAML::
                                                     # [false, true] every arm trains twice
       staleness_bound: 64                           # of fresh_only: steps that a peer may lag; this is the default
       k: 4                                          # of every_k; this is the default
+      stragglers: {newyork-1: 3}                    # hosts that are slow, and how many times longer than the others
+                                                    # they compute; at life size only; may be left out
 
     campaigns: {number: 8, seed: 7, length: 300 s}  # the training is measured so often, each time on a network that is
                                                     # drawn anew from the seed and changes for so long
@@ -58,7 +60,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -132,6 +135,8 @@ class Training:
     """Of fresh_only."""
     k: int
     """Of every_k."""
+    stragglers: Mapping[str, float] = field(default_factory=dict)
+    """By host: how many times longer than the others it computes."""
     script: str | None = None
     """A script of the user's that trains in place of the workload (:mod:`scenarios.script`)."""
 
@@ -259,7 +264,7 @@ def load(file: Path | str, topology: Path | str | None = None) -> Scenario:
         speedups, content.timeout,
         _all_reduce(document, content.all_reduce) if content.all_reduce else None,
         _scaling(document, content, content.scaling, speedups) if content.scaling else None,
-        _training(document, content.training) if content.training else None,
+        _training(document, content, content.training, network, speedups) if content.training else None,
         tuple(_bar(document, content, index, bar) for index, bar in enumerate(content.bars)),
         _rule(document, content, content.verdict) if content.verdict else None,
         _until(document, content, content.until) if content.until else None,
@@ -340,15 +345,34 @@ def _scaling(document: Document[ScenarioFile], content: ScenarioFile, scaling: S
     return Scaling(scaling.world, scaling.size, scaling.speedups)
 
 
-def _training(document: Document[ScenarioFile], content: TrainingEntry) -> Training:
-    if content.warmup >= content.steps:
-        raise document.error("training", "warmup", message=f"warmup: of {content.steps} steps {content.warmup} are "
+def _training(document: Document[ScenarioFile], content: ScenarioFile, training: TrainingEntry, network: Topology,
+              speedups: dict[int, float]) -> Training:
+    if training.warmup >= training.steps:
+        raise document.error("training", "warmup", message=f"warmup: of {training.steps} steps {training.warmup} are "
                                                            "warm-up, which leaves none; write fewer")
-    if content.workload not in WORKLOADS:
-        raise document.error("training", "workload", message=f"unknown workload {content.workload!r}; "
-                                                             f"{suggest(content.workload, WORKLOADS)}")
-    return Training(WORKLOADS[content.workload], content.steps, content.warmup, content.bucket_view,
-                    content.staleness_bound, content.k)
+    if training.workload not in WORKLOADS:
+        raise document.error("training", "workload", message=f"unknown workload {training.workload!r}; "
+                                                             f"{suggest(training.workload, WORKLOADS)}")
+    _check_stragglers(document, content, training.stragglers, network, speedups)
+    return Training(WORKLOADS[training.workload], training.steps, training.warmup, training.bucket_view,
+                    training.staleness_bound, training.k, training.stragglers)
+
+
+def _check_stragglers(document: Document[ScenarioFile], content: ScenarioFile, stragglers: Mapping[str, float],
+                      network: Topology, speedups: dict[int, float]) -> None:
+    names = [host.name for host in network.hosts]
+    for host in stragglers:
+        here = ("training", "stragglers", host)
+        if host not in names:
+            raise document.error(*here, message=f"unknown host {host!r}; {suggest(host, names)}")
+        worlds = [size for size, world in content.worlds.items() if host in world]
+        if not worlds:
+            raise document.error(*here, message=f"host {host!r} runs no rank in any world; name one of "
+                                                f"{', '.join(dict.fromkeys(chain(*content.worlds.values())))}")
+        # A slow host computes beside the others' exchange. Computing is not sped up, so more of it would hide there.
+        if fast := [size for size in worlds if speedups[size] != 1]:
+            raise document.error(*here, message=f"host {host!r} is slow at life size, and W = {fast[0]} is sped up, "
+                                                "which computing is not; write speedup: 1")
 
 
 def _timelines(document: Document[ScenarioFile], content: ScenarioFile, campaigns: CampaignsEntry, network: Topology,

@@ -72,7 +72,8 @@ def scripted(scenario: Scenario, path: Path, arguments: tuple[str, ...] = ()) ->
     """Have a script in place of the scenario's workload.
 
     Raises ValueError for a script that is no file, a scenario without training, with arms that are comm hooks (only the
-    script could register them) or sped up (what of a step is computing is not known, so it cannot be left as it is).
+    script could register them), with stragglers or sped up (what of a step is computing is not known, so it can neither
+    be made slow nor left as it is).
     """
     if not path.is_file():
         raise ValueError(f"--script: there is no file {path}")
@@ -82,6 +83,9 @@ def scripted(scenario: Scenario, path: Path, arguments: tuple[str, ...] = ()) ->
     if hooks := [arm for arm in scenario.arms if ARMS[arm].only_trains]:
         raise ValueError(f"{scenario.file}: arm {hooks[0]!r} is a comm hook, and a script registers its own; leave it "
                          f"out, or have the script do it")
+    if scenario.training.stragglers:
+        raise ValueError(f"{scenario.file}: stragglers are slow at what a step computes, and of a script's step nobody "
+                         "knows what that is; leave stragglers out")
     if fast := [world for world, k in scenario.speedups.items() if k != 1]:
         raise ValueError(f"{scenario.file}: W = {fast[0]} is sped up, and of a script's step nobody knows how much is "
                          f"computing, which is not; write speedup: 1")

@@ -29,6 +29,8 @@ P = TypeVar("P", Row, Outcome)
 MEGA = 1e6
 FP32 = 4
 NONE = "–"
+SUMS = ("all_reduce", "faithful")
+"""The collectives that move gradients."""
 _CALIBRATED = ["calibrated", "error"]
 """Columns that a calibrated run has more."""
 _WORDS = ("arm", "bar", "point", "basis", "workload", "algorithm", "parameters", "network", "traffic", "figure", "host",
@@ -304,20 +306,27 @@ def applied(results: Results) -> Group:
 
 
 def phases(results: Results) -> Group:
-    """Medians of what the backend's telemetry says of its all-reduces, per size (bucket, in training)."""
+    """Medians of what telemetry says of the collectives that sum: by size, which in training is a bucket's.
+
+    Of training also over all buckets together, as the founding experiment's text has them.
+    """
     table = sheet("workload", "W", "algorithm", "size", "k", "n", "publish", "phase 1", "phase 2", "whole")
-    groups: dict[tuple[str, int, str, int, float], list[Collective]] = defaultdict(list)
+    groups: dict[tuple[str, int, str, float], list[Collective]] = defaultdict(list)
     for c in results.collectives:
-        if c.collective == "all_reduce":
-            groups[c.workload, c.world_size, c.algorithm or NONE, c.nbytes, c.speedup].append(c)
-    for (workload, world_size, algorithm, nbytes, speedup), seen in sorted(groups.items()):
-        table.add_row(workload, str(world_size), algorithm, format_size(nbytes), f"{speedup:g}", str(len(seen)),
-                      *(_milliseconds(getattr(c, part) for c in seen)
-                        for part in ("publish", "phase1", "phase2", "seconds")))
+        if c.collective in SUMS:
+            groups[c.workload, c.world_size, c.algorithm or c.collective, c.speedup].append(c)
+    for (workload, world_size, algorithm, speedup), seen in sorted(groups.items()):
+        sizes = sorted({c.nbytes for c in seen})
+        for nbytes in [*[None] * (workload != "all_reduce"), *sizes]:
+            own = [c for c in seen if nbytes in (None, c.nbytes)]
+            table.add_row(workload, str(world_size), algorithm, "all" if nbytes is None else format_size(nbytes),
+                          f"{speedup:g}", str(len(own)), *(milliseconds(getattr(c, part) for c in own)
+                                                           for part in ("publish", "phase1", "phase2", "seconds")))
     return titled("Phases of an all-reduce, medians over ranks, milliseconds by the clock at speed-up k", table)
 
 
-def _milliseconds(values: Iterable[float | None]) -> str:
+def milliseconds(values: Iterable[float | None]) -> str:
+    """Format the median of those seconds that are known."""
     known = [value for value in values if value is not None]
     return f"{statistics.median(known) * 1e3:.2f}" if known else NONE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from emulator.hosts import netns
@@ -18,7 +19,7 @@ RP_FILTER = {"net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.default.rp_filte
 """
 
 
-class Network(netns.Network):
+class Network(netns.Network, ABC):
     """A network of containers; one that makes or finds them says where their doors are, and what their addresses.
 
     A container has NET_ADMIN (and SYS_NICE, so that delays are on time) and is never privileged; what is spawned in it
@@ -36,13 +37,13 @@ class Network(netns.Network):
         self.namespaces = self._doors
         self._hub = self._router = self._door("hub")
 
+    @abstractmethod
     def _door(self, host: str) -> Door:
         """Where the host's door is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove(self) -> None:
         """Take away what was made, with the run's ledger."""
-        raise NotImplementedError
 
     def down(self) -> None:
         """Take everything away again. Twice is fine; in a process forked from the maker's it does nothing."""

@@ -26,6 +26,7 @@ ECHOES = 21
 ATTEMPTS = 3
 LEAST_BYTES = 8_000_000      # of payload a path
 LEAST_TIME = 0.6             # seconds of it: else a stall of a few milliseconds makes a fast path slow
+ENOUGH_TIME = 4.0            # seconds after which fewer bytes do: a packet is one in 1,000 of 2 MB
 SETTLING = 0.1               # seconds at the least before it counts
 FAST = 20e6                  # bytes per second, above which a path is measured alone
 _LOSSY_BYTES = 500_000
@@ -179,7 +180,7 @@ class _Measured(Flow):
         self.lossy = _lossy(network.shaped, path)
         # Left out: the start, until TCP has filled the path and its queue has settled.
         self.skip = max(500_000, int(expected * max(SETTLING, 8 * round_trip(network.shaped, path))))
-        self.stop = self.skip + max(LEAST_BYTES, int(LEAST_TIME * expected))
+        self.stop = self.skip + int(max(min(LEAST_BYTES, ENOUGH_TIME * expected), LEAST_TIME * expected))
         if self.lossy:           # for information only, and it may take long
             self.skip, self.stop = 0, _LOSSY_BYTES
         self.first: tuple[float, int] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import select
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path as File
 from statistics import median
@@ -24,7 +25,7 @@ _PATIENCE = 10.0      # seconds for the process to start or to answer
 Pair = tuple[str, str]
 
 
-class UserSpace:
+class UserSpace(ABC):
     """The delays of the paths that end at some hosts of a network, by :data:`Pair` (source, target).
 
     An engine says what a path is called in its processes and how its packets are led there.
@@ -43,20 +44,20 @@ class UserSpace:
         self._daemons: dict[str, Daemon] = {}
         self._laws: dict[Pair, tuple[float, float, float, int]] = {}
 
+    @abstractmethod
     def _key(self, pair: Pair) -> str:
         """What the processes call the path."""
-        raise NotImplementedError
 
     def _ready(self, namespace: Namespace) -> None:
         """A process has begun to serve the host in `namespace`."""
 
+    @abstractmethod
     def _lead(self, namespace: Namespace, pairs: Iterable[Pair]) -> None:
         """From now on packets of those paths, which end in `namespace`, pass its process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lost(self, namespace: Namespace) -> int:
         """Packets that the kernel had to drop before the process of `namespace` saw them."""
-        raise NotImplementedError
 
     @property
     def held(self) -> set[Pair]:

@@ -68,7 +68,7 @@ def step(topology: Topology, hosts: Sequence[str], arm: str, workload: Workload,
          costs: Costs = MEASURED, cold: bool = False, factors: Mapping[str, float] = EQUAL) -> Outcome:
     """Simulate one DDP training step, as :func:`all_reduce` simulates its one all-reduce.
 
-    `factors` says of hosts how much longer than the workload's seconds they compute.
+    `factors` says of hosts how many times longer than the workload's seconds they compute.
     """
     world = World(topology, hosts, arm, itemsize, costs, cold, factors)
     drivers: list[list[Driver]] = [[] for _ in hosts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,18 +28,18 @@ GLOO_WORKERS = 2
 class World:
     """Ranks, rank i on ``hosts[i]``, that exchange gradients by `arm`; virtual time begins at 0.
 
-    `factors` says of hosts how much longer than the workload's seconds they compute (2: twice as long). Raises
-    ValueError for an unknown arm, a factor that is not above 0 or of no host here, and a topology that the simulator
-    cannot do.
+    `factors` says of hosts how many times longer than the workload's seconds they compute (2: twice as long). Raises
+    ValueError for an unknown arm, a factor that is below 1, infinite or of no host here, and a topology that the
+    simulator cannot do.
     """
 
     def __init__(self, topology: Topology, hosts: Sequence[str], arm: str, itemsize: int, costs: Costs, cold: bool,
                  factors: Mapping[str, float], least_timeout: float = LEAST_TIMEOUT) -> None:
         self._algorithm = _algorithm(arm)
         for host, factor in factors.items():
-            if host not in hosts or not factor > 0:
-                raise ValueError(f"a factor of computing is above 0 and of a host that takes part ({', '.join(hosts)}),"
-                                 f" not {factor} of {host!r}")
+            if host not in hosts or not 1 <= factor < math.inf:
+                raise ValueError(f"a factor of computing is 1 or more, and of a host that takes part "
+                                 f"({', '.join(hosts)}), not {factor} of {host!r}")
         self.env = Environment()
         self.arm = arm
         self.size = len(hosts)
@@ -77,27 +78,32 @@ class World:
         """
         env = self.env
         workers = Resource(env, GLOO_WORKERS if self.arm == "gloo" else max(1, len(workload.buckets)))
-        yield self._compute(rank, workload.forward)
+        yield from self._compute(rank, workload.forward)
         computed = 0.0
         exchanges = []
         for bucket in sorted(workload.buckets, key=lambda bucket: bucket.ready):
             if bucket.nbytes % self._itemsize:
                 raise ValueError(f"{bucket.nbytes} bytes are no number of elements of {self._itemsize} bytes")
-            yield self._compute(rank, bucket.ready - computed)
+            yield from self._compute(rank, bucket.ready - computed)
             computed = bucket.ready
             driver = self._driver(rank, drivers)
             tensor = Buffer(bucket.nbytes // self._itemsize, self._itemsize)[:]
             collective = self._algorithm(Group(rank, self.size), tensor, "sum")
             exchanges.append(env.process(_exchange(driver, collective, workers)))
-        yield self._compute(rank, max(0.0, workload.backward - computed))
+        yield from self._compute(rank, max(0.0, workload.backward - computed))
         yield env.all_of(exchanges)
-        yield self._compute(rank, workload.optimiser)
+        yield from self._compute(rank, workload.optimiser)
         return float(env.now)
 
-    def _compute(self, rank: int, seconds: float) -> Event:
-        """Compute what takes a host that is as fast as others so many seconds."""
-        seconds *= self._factors[rank]
-        return self.env.timeout(seconds) if self._cores is None else self._cores.compute(rank, seconds)
+    def _compute(self, rank: int, seconds: float) -> Generator[Event, Any, None]:
+        """Compute what takes a host that is as fast as others so many seconds.
+
+        A slow host computes as fast and then waits: it takes no more than the others of the cores that they share.
+        """
+        began = self.env.now
+        yield self.env.timeout(seconds) if self._cores is None else self._cores.compute(rank, seconds)
+        if self._factors[rank] > 1:
+            yield self.env.timeout((self._factors[rank] - 1) * (self.env.now - began))
 
     def run(self, steps: Iterable[Generator[Event, Any, Any]]) -> list[Any]:
         """Run one process for each rank to its end; returns what they return.

@@ -90,8 +90,8 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
     found["errors"] = [*[tables.errors(results.rows)] * (not results.missing), accounts.every_error(results)]
     if not results.missing and (held := bars.checks(results)):
         found["verdict"].append(tables.bars(held))
-    phases, moved, links = accounts.all_phases(results), accounts.accounting(results), accounts.links(results)
-    found["phases"] = [*([phases] if phases else []), *[tables.phases(results)] * bool(results.collectives)]
+    moved, links = accounts.accounting(results), accounts.links(results)
+    found["phases"] = [tables.phases(results)] * bool(results.collectives)
     found["waits"] = [table for _, table in accounts.waits(results)]
     found["bytes"] = [moved] if moved else []
     if drawn := accounts.networks(results):

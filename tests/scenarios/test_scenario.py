@@ -74,6 +74,19 @@ training: {steps: 1, warmup: 0}
     assert scenario.training == Training(FOUNDING, steps=1, warmup=0, bucket_views=(False,), staleness_bound=64, k=4)
 
 
+def test_hosts_may_be_slow(tmp_path: Path) -> None:
+    scenario = read(tmp_path, """\
+name: slow
+topology: networks/pair.yaml
+worlds: {2: [left, left], 3: [left, left, right]}
+arms: [shard]
+speedup: {2: 5, 3: 1}
+training: {steps: 2, warmup: 1, stragglers: {right: 2.5}}
+""")
+    # Only worlds that have a slow host are bound to life size.
+    assert scenario.training == Training(FOUNDING, 2, 1, (False,), staleness_bound=64, k=4, stragglers={"right": 2.5})
+
+
 def test_the_network_is_what_the_worlds_use() -> None:
     scenario = load(ROOT / "scenarios/quick.yaml")
     assert [host.name for host in scenario.network.hosts] == ["seattle-ai", "seattle-gateway", "newyork-1"]
