@@ -48,7 +48,7 @@ class UserSpace(ABC):
     def _key(self, pair: Pair) -> str:
         """What the processes call the path."""
 
-    def _ready(self, namespace: Namespace) -> None:
+    def _ready(self, namespace: Namespace) -> None:      # noqa: B027 - an engine may have nothing to do then
         """A process has begun to serve the host in `namespace`."""
 
     @abstractmethod

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def _heldout(options: argparse.Namespace) -> int:
-    from scenarios import heldout, hidden      # as in rule.py
+    from scenarios import heldout, hidden  # as in rule.py
 
     if options.worlds < 1:
         raise ValueError(f"--worlds {options.worlds}: draw 1 or more")

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 def _rule(options: argparse.Namespace) -> int:
     if options.worlds < 1 or options.draws < 1:
         raise ValueError("--worlds and --draws are 1 or more")
-    from scenarios import hidden      # which needs scipy, and no other command is to wait for that
+    from scenarios import hidden  # which needs scipy, and no other command is to wait for that
     from scenarios.verdict import UNDECIDED
 
     scenario = load(options.scenario)
