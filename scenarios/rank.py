@@ -149,9 +149,10 @@ class Rank:
 
     def train(self, arm: str, steps: int, bucket_view: bool, workload: str = FOUNDING.name,
               **parameters: int) -> dict[str, Any]:
-        """Train a workload under DDP; times of each step, its exchange and its sleep, the outcome, what the backend saw.
+        """Train a workload under DDP; times of each step and its exchange, the outcome, and what the backend saw.
 
-        `parameters` are those of the arm's hook: see :class:`scenarios.replica.Replica`.
+        `slept` is what of each step's time a slow host slept. `parameters` are those of the arm's hook: see
+        :class:`scenarios.replica.Replica`.
         """
         replica = Replica(WORKLOADS[workload], ARMS[arm], self.groups[arm], bucket_view=bucket_view,
                           slowness=self.place.slowness, **parameters)

@@ -65,7 +65,7 @@ class TrainingEntry(Section):
     bucket_view: Annotated[tuple[bool, ...], BeforeValidator(_views)] = (False,)
     staleness_bound: Annotated[int, Field(strict=True, ge=0)] = 64
     k: Annotated[int, Field(strict=True, ge=1)] = 4
-    stragglers: dict[str, Annotated[float, Field(strict=True, ge=1, le=1000)]] = {}
+    stragglers: Annotated[dict[str, Annotated[float, Field(strict=True, ge=1, le=1000)]], Field(default_factory=dict)]
 
 
 class BarEntry(Section):
