@@ -22,7 +22,7 @@ WORLDS = (3, 6)
 SMALL, LARGE = (4 << 10, 256 << 10), (2 << 20, 8 << 20)
 """Bytes, from and to."""
 SPEEDUPS = (10, 5, 2, 1)
-MOST = 60e6
+MOST = 40e6
 """Bytes per second that the links of a world carry together, on the wire, at most: more is the machine's speed, not
 theirs."""
 

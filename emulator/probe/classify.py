@@ -21,7 +21,7 @@ DEEP = 0.2
 GAIN = 1.15
 """Two connections beside one: more than this, and it was the connection that was limited."""
 ALL_GAIN = 1.8
-"""Two connections that move this much more than one met no other limit on their way."""
+"""Two connections that for certain move less than this times what one does met another limit on their way."""
 EQUAL = 0.1
 """Two limits whose rates differ by less may be one."""
 MACHINE = 0.25
@@ -184,7 +184,7 @@ def verdict(pair: Pair, known: Known, hosts: Mapping[str, Host]) -> Verdict:
         kinds.append(WINDOW_LIMIT if one.window_limited >= WINDOW else LOSS_LIMIT if one.resent >= LOSS
                      else CONNECTION)
     shared = tuple(limit for limit in known.shared if limit.bounds(pair, alone.rate))
-    beyond = not alone.per_connection or alone.two.rate < ALL_GAIN * alone.one.rate
+    beyond = not alone.per_connection or alone.two.estimate.high < ALL_GAIN * alone.one.estimate.low
     if beyond and shared:
         kinds += sorted({limit.kind for limit in shared}, key=(UP, DOWN, GROUP).index)
     elif beyond:

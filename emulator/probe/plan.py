@@ -157,7 +157,8 @@ class _Plan:
             return lost | kept
         if more <= DROP / 2 * without and len(lost) > 1:
             return lost
-        return lost | (yield from self._sharing(lost, without, kept))
+        # One beside them may be too little for the limit to be felt; then it is all of them that take part.
+        return lost | ((yield from self._sharing(lost, without, kept)) or kept)
 
     def _alone_total(self, pairs: Collection[Pair]) -> Generator[Request, Trial, float]:
         if len(pairs) == 1:

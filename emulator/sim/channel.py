@@ -124,17 +124,23 @@ class Channel:
         self._lost: float | None = None
         """When the first was."""
 
-    def send(self, nbytes: int, urgent: bool = False, what: What | None = None) -> Message:
-        """Queue a message of `nbytes` bytes of TCP payload."""
+    def send(self, nbytes: int, urgent: bool = False, what: What | None = None, after: Event | None = None) -> Message:
+        """Queue a message of `nbytes` bytes of TCP payload, at once or when `after` happens."""
         message = Message(self.env, nbytes, what)
         self.messages += 1
+        if after is None:
+            self._queue(message, urgent)
+        else:
+            after.callbacks.append(lambda _: self._queue(message, urgent))
+        return message
+
+    def _queue(self, message: Message, urgent: bool) -> None:
         (self._urgent if urgent else self._bulk).append(message)
         if not self._busy:
             self._busy = True
             self._network.start(self._go_on)
         elif urgent and self._bulk and self._leaving is self._bulk[0]:
             self._moved -= self._network.shorten(self._flow, KERNEL_BUFFER)
-        return message
 
     def cut(self) -> None:
         """Lose everything from now on."""

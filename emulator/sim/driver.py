@@ -136,18 +136,17 @@ class Driver:
     def _got(self, effect: Read, message: Message, taken: float, done: Event) -> None:
         """What is read is there."""
         self._count(effect.owner, message, effect.into.nbytes, taken, effect.name[0] in SUMS)
-        seconds = self._costs.message
         if self._thread is None:
-            self._rank.connections.network.fire(done, seconds)
+            self._rank.connections.network.fire(done, self._costs.message)
         else:
-            _when(self._thread.work(seconds), lambda _: done.succeed())
+            _when(self._thread.work(self._costs.message / 2), lambda _: done.succeed())
 
     def _receive(self, effect: Receive) -> Steps:
         message = yield from self._sending.receive(self._rank, self._number, effect)
         taken = self._env.now
         yield message.arrived
         self._count(effect.source, message, effect.into.nbytes, taken, effect.kind in SUMS)
-        yield from self._work(self._costs.message)
+        yield from self._work(self._costs.message if self._thread is None else self._costs.message / 2)
 
     def _count(self, source: int, message: Message, nbytes: int, taken: float, reduced: bool) -> None:
         """Count a message that is there; `taken` is when somebody began to look at it."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from simpy import Environment, Event
 
-from emulator.sim.channel import Channel, What
+from emulator.sim.channel import Channel, Message, What
 from emulator.sim.connection import Connections
+from emulator.sim.cores import Thread
 from frogtorch.collectives.interest import FOR_ONE, FRAME_BYTES, SMALL_BYTES, interests, unasked
 from frogtorch.effects import Name
 
@@ -21,10 +22,11 @@ Key = tuple[int, Name]
 
 @dataclass
 class Costs:
-    """What a rank's own work takes, in seconds: a byte copied, a byte combined, a message taken in.
+    """What a rank's own work takes, in seconds: a byte copied, a byte combined, a message, both its ends.
 
     With `cores`, all ranks are on one box that has so many, and these are seconds of a core
-    (:mod:`emulator.sim.cores`); without, every rank does all that it has to do side by side.
+    (:mod:`emulator.sim.cores`): half of a message is its sender's, before it leaves. Without, every rank does all that
+    it has to do side by side, and a message costs when it is taken in.
     """
 
     copy: float = 0.0
@@ -75,9 +77,13 @@ class Cell:
 
 
 class Rank:
-    """One rank; `group` is the list of them all, by rank, which may be filled later."""
+    """One rank; `group` is the list of them all, by rank, which may be filled later.
 
-    def __init__(self, connections: Connections, rank: int, group: list[Rank]) -> None:
+    With a `thread` a message of its costs that `seconds` of work before it leaves.
+    """
+
+    def __init__(self, connections: Connections, rank: int, group: list[Rank], thread: Thread | None = None,
+                 seconds: float = 0.0) -> None:
         self.env: Environment = connections.env
         self.rank = rank
         self.group = group
@@ -89,6 +95,13 @@ class Rank:
         self._standing: defaultdict[Key, list[int]] = defaultdict(list)
         self._incoming: dict[tuple[int, Key], Event] = {}
         self._interests = interests(rank)
+        self._thread = thread
+        self._seconds = seconds
+
+    def send(self, to: int, nbytes: int, urgent: bool = False, what: What | None = None) -> Message:
+        """Send a message with payload to another rank; it waits until this one has had the time."""
+        return self.channel(to).send(nbytes, urgent, what,
+                                     None if self._thread is None else self._thread.work(self._seconds))
 
     def channel(self, to: int) -> Channel:
         """Return the way from this rank to another."""
@@ -146,8 +159,8 @@ class Rank:
         if not cell.readers:
             raise ValueError(f"rank {reader} reads {key[1]!r} of rank {self.rank}, which has had all its readers")
         frames = max(1, -(-cell.nbytes // FRAME_BYTES))
-        message = self.channel(reader).send(cell.nbytes + frames * FRAME_HEADER, cell.nbytes <= SMALL_BYTES,
-                                            What(kind, key[0], cell.nbytes, key[1]))
+        message = self.send(reader, cell.nbytes + frames * FRAME_HEADER, cell.nbytes <= SMALL_BYTES,
+                            What(kind, key[0], cell.nbytes, key[1]))
         self.group[reader].incoming(self.rank, key).succeed((message, cell.nbytes))
         cell.readers -= 1
         if cell.copied and not cell.readers:

@@ -45,8 +45,8 @@ class Plain:
         index, meeting = self._meet("send", number, sender.rank, effect.to, effect.kind)
         nbytes = effect.region.nbytes
         frames = max(1, -(-nbytes // FRAME_BYTES))
-        message = sender.channel(effect.to).send(frames * FRAME_HEADER + nbytes,
-                                                 what=What("DATA", number, nbytes, (effect.kind, index)))
+        message = sender.send(effect.to, frames * FRAME_HEADER + nbytes,
+                              what=What("DATA", number, nbytes, (effect.kind, index)))
         meeting.data.succeed(message)
         yield message.left
 
@@ -81,7 +81,7 @@ class Handshake(Plain):
         channel, nbytes = sender.channel(effect.to), effect.region.nbytes
         channel.send(PREAMBLE, what=What("SEND_READY", number, 0, (nbytes,)))
         yield meeting.welcome
-        message = channel.send(PREAMBLE + nbytes, what=What("DATA", number, nbytes))
+        message = sender.send(effect.to, PREAMBLE + nbytes, what=What("DATA", number, nbytes))
         meeting.data.succeed(message)
         yield message.left
 

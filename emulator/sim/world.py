@@ -11,7 +11,7 @@ from typing import Any
 from simpy import Environment, Event, Process, Resource
 
 from emulator.sim.connection import LEAST_TIMEOUT, Connections
-from emulator.sim.cores import Cores
+from emulator.sim.cores import Cores, Thread
 from emulator.sim.driver import Driver
 from emulator.sim.gloo import ring
 from emulator.sim.rank import Costs, Rank
@@ -44,12 +44,13 @@ class World:
         self.arm = arm
         self.size = len(hosts)
         self.connections = Connections(self.env, topology, hosts, cold, least_timeout)
-        self.ranks: list[Rank] = []
-        self.ranks += (Rank(self.connections, rank, self.ranks) for rank in range(self.size))
         self._factors = [factors.get(host, 1.0) for host in hosts]
         self._itemsize = itemsize
         self._costs = costs
         self._cores = None if costs.cores is None else Cores(self.env, costs.cores, self.size)
+        self.ranks: list[Rank] = []
+        self.ranks += (Rank(self.connections, rank, self.ranks, self._thread(rank), costs.message / 2)
+                       for rank in range(self.size))
         self._sending = Handshake(self.env) if arm == "gloo" else Plain(self.env)
         self._rounds = [0] * self.size
         self.events = 0
@@ -64,10 +65,13 @@ class World:
 
     def _driver(self, rank: int, drivers: list[Driver]) -> Driver:
         """The driver of a rank's next collective."""
-        thread = None if self._cores is None else self._cores.handling[rank]
-        drivers.append(Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs, thread))
+        drivers.append(Driver(self.ranks[rank], self._rounds[rank], self._sending, self._costs, self._thread(rank)))
         self._rounds[rank] += 1
         return drivers[-1]
+
+    def _thread(self, rank: int) -> Thread | None:
+        """On which a rank handles messages, combines and copies."""
+        return None if self._cores is None else self._cores.handling[rank]
 
     def step(self, rank: int, workload: Workload, drivers: list[Driver]) -> Generator[Event, Any, float]:
         """One rank's DDP training step, a SimPy process; `drivers` gets its collectives'. Returns when it ended.

@@ -192,6 +192,17 @@ def test_a_window_with_a_limit_beyond_it(tmp_path):
     assert read.path("c", "a").window == 65536
 
 
+def test_an_access_that_only_all_its_paths_fill(tmp_path):
+    # 0.7 + 1 + 2 + 2 MB/s are more than d's 5, and no three of them are; only d -> b, with one of five flows, feels it.
+    text = ("name: w\nsites: [s]\nhosts: {a: {site: s, access: {down: 0.7 MB/s}}, b: {site: s},\n"
+            "  c: {site: s, access: {down: 2 MB/s}}, d: {site: s, access: {up: 5 MB/s}},\n"
+            "  e: {site: s, access: {down: 1 MB/s}}}\n"
+            "paths:\n  - {between: [s, s], delay: 20 ms, rate: 50 MB/s}\n"
+            "  - {from: d, to: b, rate: 2 MB/s}\n  - {from: d, to: c, window: 64 KiB}\n")
+    read = written(tmp_path, topology_text("found", World(written(tmp_path, text)).probe()))
+    assert read.host("d").up == pytest.approx(5e6, rel=0.01)
+
+
 def test_a_bottleneck_that_no_host_feels_alone(tmp_path):
     # Six paths of 0.7 MB/s through one of 3 MB/s: out of one host go at most 2.1, into one 1.4.
     text = ("name: w\nsites: [s, t]\nhosts: {a: {site: s}, b: {site: s}, c: {site: t}, d: {site: t}, e: {site: t}}\n"

@@ -31,9 +31,9 @@ def compare(tree, output, *options):
 
 
 @pytest.mark.root
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("runtime", ["netns", "docker"])
+@pytest.mark.parametrize("runtime", ["netns", pytest.param("docker", marks=pytest.mark.soak)])
 def test_no_exchange_is_slower_than_it_was(runtime, tmp_path, need):
     if runtime == "docker" and subprocess.run(["make", "image"], cwd=ROOT, capture_output=True).returncode:
         need("docker", "the image cannot be built (make image)")
