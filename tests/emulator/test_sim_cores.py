@@ -53,7 +53,7 @@ def test_a_box_has_cores():
 
 @pytest.mark.parametrize(("cores", "seconds"), [(None, D + 1), (6, D + 5), (2, 15 + D / 5), (1, 30)])
 def test_messages_wait_for_a_core(cores, seconds):
-    """All six send five messages at once and get five; one takes a second: side by side, on a thread each, on few cores.
+    """All six send five messages at once and get five, of a second each: side by side, on a thread each, on few cores.
 
     Half a second is the sender's. The last rank is everybody's last: its five arrive together, D after all have sent,
     while the other five have 2.5 s left each of taking theirs in. On one core somebody always works; on two, what the
