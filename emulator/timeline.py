@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Traffic:
-    """A TCP connection of somebody else, that sends from host `source` to `target` between two seconds."""
+    """A transfer of somebody else's, from host `source` to `target` between two seconds."""
 
     source: str
     target: str
@@ -43,11 +43,14 @@ class Traffic:
     end: float
     rate: float | None
     """Bytes per second at the link layer, headers included, as a path's rate; None: as much as TCP gets."""
+    connections: int = 1
+    """TCP connections that share it evenly."""
     line: int = 0
 
     def __str__(self) -> str:
         rate = "as much as TCP gets" if self.rate is None else format_rate(self.rate)
-        return f"traffic {self.source} -> {self.target}, {rate}"
+        several = f" by {self.connections} connections" if self.connections > 1 else ""
+        return f"traffic {self.source} -> {self.target}{several}, {rate}"
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ class TimelineReader:
         if entry.end <= entry.start:
             raise self._document.error(*here, "end", message=f"traffic that ends at second {entry.end:g} has not begun "
                                                              f"then, but at {entry.start:g}; write a later end")
-        return Traffic(entry.source, entry.target, entry.start, entry.end, entry.rate, self._document.line(*here))
+        return Traffic(entry.source, entry.target, entry.start, entry.end, entry.rate, entry.connections,
+                       self._document.line(*here))
 
     def _courses(self, entry: Subject, *here: str | int) -> Iterable[AnyCourse]:
         named = [(field, wanted, known) for field, wanted, known in (("host", entry.host, self._hosts),

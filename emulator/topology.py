@@ -48,9 +48,9 @@ A network may **change**, at seconds counted from the common start of a training
       drift:                                # each path, field and direction walks by itself (emulator/course.py):
         - {between: [seattle, new-york], rate: 20 %, delay: 5 %,        # spread, in the long run, of the logarithm
            every: 10 s, memory: 60 s, until: 600 s, seed: 7}            # then it stays where it is
-      traffic:                              # of others: one TCP connection from host to host each
+      traffic:                              # of others, from host to host
         - {from: seattle-gateway, to: newyork-1, start: 10 s, end: 30 s, rate: 0.3 MB/s}
-        - {from: newyork-1, to: seattle-ai, start: 10 s, end: 30 s}     # as much as TCP gets
+        - {from: newyork-1, to: seattle-ai, start: 10 s, end: 30 s, connections: 4}      # as much as TCP gets them
 
 Fields that change are ``rate``, ``delay``, ``jitter``, ``loss`` and ``outage`` of paths, ``up`` and ``down`` of a
 host, ``rate`` of a group; percentages are shares of the value at second 0, but a loss's. What is unlimited stays so.

@@ -166,13 +166,14 @@ class DriftEntry(Subject):
 
 
 class TrafficEntry(Section):
-    """A TCP connection between two hosts."""
+    """A transfer between two hosts, over one TCP connection or several."""
 
     source: Annotated[str, Field(alias="from")]
     target: Annotated[str, Field(alias="to")]
     start: Annotated[float, BeforeValidator(parse_time)]
     end: Seconds
     rate: Rate | None = None
+    connections: Annotated[int, Field(strict=True, ge=1)] = 1
 
 
 class TimelineEntry(Section):

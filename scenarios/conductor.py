@@ -118,10 +118,12 @@ class _Flow:
         address = network.addresses[traffic.target]
         pace = 0 if traffic.rate is None else round(traffic.rate * network.speedup * PAYLOAD)
         try:
-            receiver = network.spawn(traffic.target, [*program, "receive", address])
+            connections = str(traffic.connections)
+            receiver = network.spawn(traffic.target, [*program, "receive", address, connections])
             self._programs.append(receiver)
             port = str(self._said(receiver))
-            self._programs.append(network.spawn(traffic.source, [*program, "send", address, port, str(pace)]))
+            self._programs.append(network.spawn(traffic.source, [*program, "send", address, port, str(pace),
+                                                                 connections]))
         except BaseException:
             self.kill()
             raise

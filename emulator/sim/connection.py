@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from functools import partial
+from itertools import permutations
 from random import Random
 from typing import Any, NamedTuple
 
@@ -71,6 +72,11 @@ class Connections:
         self._links: dict[tuple[str, ...], Link] = {}
         self._laws: dict[tuple[int, int], Link] = {}
         self._channels: dict[tuple[int, int], Channel] = {}
+        self._moving: dict[tuple[str, str], dict[Flow, None]] = {
+            (flow.source, flow.target): {} for flow in topology.timeline.traffic}
+        """By path, where there may be several flows: those that move."""
+        if len(set(hosts)) < len(hosts):
+            self._moving = {pair: {} for pair in permutations(hosts, 2)} | self._moving
         self._name, self._congestion = topology.name, topology.congestion
         states = [topology.state(second) for second in (0.0, *topology.timeline.moments)]
         for state in states:
@@ -107,8 +113,9 @@ class Connections:
         else:
             limits, paths = [self._limits(*there), self._limits(*back)], [self._paths[there], self._paths[back]]
             trip = paths[0].delay + paths[1].delay
-            pair = [Channel(self.network, Flow([*limits[i], *self._law(a, b, paths[i], trip)], limits[1 - i]),
-                            paths[i].delay, trip, paths[i].window, self._cold, paths[i].jitter,
+            flows = [Flow([*limits[i], *self._law(a, b, paths[i], trip)], limits[1 - i],
+                          beside=self._moving.get((paths[i].source, paths[i].target))) for i in range(2)]
+            pair = [Channel(self.network, flows[i], paths[i].delay, trip, paths[i].window, self._cold, paths[i].jitter,
                             self._random(a, b, paths[i])) for i in range(2)]
             if any(path.loss == 1 for path in paths):
                 for channel in pair:
@@ -147,10 +154,16 @@ class Connections:
         """Give the limit that loss is the rate that it has at present. A window of it may leave at once."""
         if 0 < path.loss < 1:
             trip = max(trip, _SHORT)
-            rate = lossy_rate(path.loss, trip, self._congestion)
+            rate = self._lossy_rate(path, trip)
             self.network.change(link, rate, rate * trip)
         else:
             self.network.change(link, _FREE, _FREE)
+
+    def _lossy_rate(self, path: Path, trip: float, connections: int = 1) -> float:
+        """Bytes per second that loss lets so many connections have together, alone on a path."""
+        limit = min((link.rate for link in self._limits(path.source, path.target)), default=math.inf) / connections
+        window = math.inf if path.window is None else wire_bytes(path.window)
+        return connections * lossy_rate(path.loss, trip, self._congestion, limit, window)
 
     def _become(self, state: Topology) -> None:
         """Let the network be as this state is."""
@@ -189,11 +202,12 @@ class Connections:
         trip = max(path.delay + back.delay, _SHORT)
         rates = [traffic.rate or _FREE]
         if path.window is not None:
-            rates.append(wire_bytes(path.window) / trip)
+            rates.append(traffic.connections * wire_bytes(path.window) / trip)
         if 0 < path.loss < 1:
-            rates.append(lossy_rate(path.loss, trip, self._congestion))
+            rates.append(self._lossy_rate(path, trip, traffic.connections))
         own = Link(f"traffic {traffic.source} {traffic.target}", min(rates), math.inf)
-        flow = Flow([*self._limits(traffic.source, traffic.target), own], self._limits(traffic.target, traffic.source))
+        flow = Flow([*self._limits(traffic.source, traffic.target), own], self._limits(traffic.target, traffic.source),
+                    traffic.connections, self._moving[traffic.source, traffic.target])
         self.network.move(flow, math.inf, lambda: None)
         yield self.env.timeout(traffic.end - traffic.start)
         self.network.shorten(flow, 0.0)

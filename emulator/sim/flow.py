@@ -35,7 +35,8 @@ class Link:
     Raises ValueError for a rate that is not above 0.
     """
 
-    __slots__ = ("acknowledging", "acks", "backs", "burst", "flows", "load", "name", "rate", "room", "since", "tokens")
+    __slots__ = ("acknowledging", "acks", "backs", "burst", "flows", "holding", "level", "name", "rate", "room",
+                 "since", "tokens", "used")
 
     def __init__(self, name: str, rate: float, burst: float = 0.0) -> None:
         if not rate > 0:
@@ -45,15 +46,25 @@ class Link:
         """Bytes per second, in all, and for flows: what acknowledgements leave."""
         self.burst = self.tokens = burst
         self.since = 0.0
-        self.load = 0.0
-        """Bytes per second that cross it now, acknowledgements included."""
         self.flows: dict[Flow, None] = {}
+        """Those that move over it."""
+        self.used = 0.0
+        """Bytes per second of them."""
+        self.holding = 0
+        """How many of them have their bottleneck here,"""
+        self.level = 0.0
+        """and what those get for each unit of weight."""
         self.backs = 0
         """How many moving flows have their acknowledgements cross it."""
         self.acknowledging = 0.0
         """Bytes per second of the acknowledgements that want to cross it."""
         self.acks = 0.0
         """Those that do."""
+
+    @property
+    def load(self) -> float:
+        """Bytes per second that cross it now, acknowledgements included."""
+        return self.used + self.acks
 
     def settle(self, now: float) -> None:
         """Bring the tokens up to date, before the load changes or they are taken."""
@@ -66,20 +77,35 @@ class Link:
 
 
 class Flow:
-    """One direction of a connection: the limited links it crosses, and those its acknowledgements cross."""
+    """One direction of a connection: the limited links it crosses, and those its acknowledgements cross.
 
-    __slots__ = ("acks", "back", "bottleneck", "done", "due", "left", "links", "rate", "since")
+    Where several flows move over one path, `beside` is theirs in common: those of them that move. Then a path has the
+    weight 1 and they share it, each for as many TCP connections as it stands for (`connections`). So real links do it:
+    where paths share a limit they take turns, one queue a path, whatever number of connections wait in it
+    (:func:`emulator.links.shaping.tree`), and within a queue connections of one round trip get equal parts. That a
+    flow of a shorter round trip gets more of a bottleneck (Lakshman and Madhow, IEEE/ACM Transactions on Networking
+    5(3), 1997) is left out for the same reason: flows of different round trips are on different paths, which take
+    turns. What one of a path's flows leaves because something else holds it goes to all, not to its path alone.
+    """
 
-    def __init__(self, links: Sequence[Link], back: Sequence[Link] = ()) -> None:
+    __slots__ = ("acks", "back", "beside", "bottleneck", "connections", "done", "due", "left", "links", "rate", "since",
+                 "weight")
+
+    def __init__(self, links: Sequence[Link], back: Sequence[Link] = (), connections: int = 1,
+                 beside: dict[Flow, None] | None = None) -> None:
         self.links = tuple(links)
         self.back = tuple(back)
+        self.connections = connections
+        self.beside = beside
+        self.weight = 1.0
+        """Its part of a bottleneck, beside those of others; follows from those who move over the same path."""
         self.left = 0.0
         self.rate = 0.0
         self.acks = 0.0
         """Bytes per second of its acknowledgements."""
         self.since = 0.0
         self.bottleneck: Link | None = None
-        """The full link on which nobody has more than this flow."""
+        """The full link on which nobody has a higher level."""
         self.done: Callable[[], object] | None = None
         """Called when what is being moved has left; None while idle."""
         self.due = math.inf
@@ -90,3 +116,10 @@ class Flow:
         if now > self.since:
             self.left = max(0.0, self.left - self.rate * (now - self.since))
         self.since = now
+
+
+def weigh(beside: dict[Flow, None]) -> None:
+    """Share the weight of a path among the flows that move over it, by their connections."""
+    connections = sum(flow.connections for flow in beside)
+    for flow in beside:
+        flow.weight = flow.connections / connections

@@ -1,8 +1,9 @@
 """The network as a fluid: directed links, and flows over them that share the links max–min fairly.
 
-A flow is one direction of one TCP connection: while it has bytes to move, it moves them at its max–min fair rate.
-Rates are worked out anew when a flow starts or ends, once an instant, after everything that happens in that instant,
-and only where that changes something (:mod:`~emulator.sim.reshare`).
+A flow is one direction of one TCP connection, or of several that share what they move: while it has bytes to move, it
+moves them at its max–min fair rate, by its weight (:class:`~emulator.sim.flow.Flow`). Rates are worked out anew when a
+flow starts or ends, once an instant, after everything that happens in that instant, and only where that changes
+something (:mod:`~emulator.sim.reshare`).
 
 **Links are token buckets**, as kernel HTB classes are (tc-htb(8): ``rate`` and ``burst``): one that was idle lets
 `burst` bytes through at once before it holds flows to its rate. What starts to move goes at once as far as all of its
@@ -27,7 +28,7 @@ from simpy import Environment, Event
 from simpy.events import EventPriority
 
 from emulator.sim.fair import share
-from emulator.sim.flow import ACK_MOST, Flow, Link, acknowledgements
+from emulator.sim.flow import ACK_MOST, Flow, Link, acknowledgements, weigh
 from emulator.sim.reshare import reshare
 
 ACK_TINY = 1e-6
@@ -39,7 +40,7 @@ acknowledge, so going back and forth gains almost two digits a turn; this many a
 
 _NORMAL = EventPriority(1)
 _LAST = EventPriority(2)  # after all that SimPy schedules for an instant, which is URGENT (0) or NORMAL (1)
-_ROUNDING = 1e-12  # seconds, and part of a point in time: what is due so little later is due now
+_ROUNDING = 1e-12  # seconds, and part of a point in time or a rate: what is due so little later is due now
 
 
 class Network:
@@ -54,6 +55,7 @@ class Network:
         self._starting: list[Callable[[], object]] = []
         self._started: list[Flow] = []
         self._changed: dict[Link, None] = {}
+        self._fresh: dict[Flow, None] = {}  # moving flows that have no rate yet, or another weight than before
         self._solving = False
         self._due: list[tuple[float, int, Flow]] = []  # a heap; what has another `due` by now does not count
         self._count = 0
@@ -122,29 +124,34 @@ class Network:
         self._solving = False
         now = self.env.now
         changed, self._changed = self._changed, {}
+        fresh, self._fresh = self._fresh, {}
         for link in changed:
             self._acks_change(link)
-        loaded = dict(changed)  # links whose load may be another one now
-        anew: dict[Flow, None] = {}  # flows whose rate is
+        anew: dict[Flow, None] = {}  # flows that get another rate
         for _turn in range(ACK_TURNS):
             back: dict[Link, None] = {}
-            for flow, (rate, bottleneck) in reshare(changed).items():
-                flow.bottleneck = bottleneck
-                if rate != flow.rate:
+            for flow, (rate, bottleneck) in reshare(changed, fresh).items():
+                assert bottleneck is not None
+                if bottleneck is not flow.bottleneck:
+                    if flow.bottleneck is not None:
+                        flow.bottleneck.holding -= 1
+                    bottleneck.holding += 1
+                    flow.bottleneck = bottleneck
+                bottleneck.level = rate / flow.weight
+                if abs(rate - flow.rate) > _ROUNDING * rate:
                     flow.settle(now)
+                    for link in flow.links:
+                        link.settle(now)
+                        link.used += rate - flow.rate
                     flow.rate = rate
                     anew[flow] = None
-                    loaded.update(dict.fromkeys(flow.links))
                     self._acknowledge(flow, self._acks(rate), back)
-            loaded.update(back)
+            fresh = {}
             changed = {link: None for link in back if self._acks_change(link)}
             if not changed:
                 break
         for flow in anew:
             self._expect(flow)
-        for link in loaded:
-            link.settle(now)
-            link.load = link.acks + sum([flow.rate for flow in link.flows])
         self._set_alarm()
 
     def _burst(self, flows: list[Flow]) -> None:
@@ -183,6 +190,14 @@ class Network:
                 self._changed[link] = None
             for link in flow.back:
                 link.backs += 1
+            self._fresh[flow] = None
+            if flow.beside is not None:
+                flow.beside[flow] = None
+                self._weigh(flow.beside)
+
+    def _weigh(self, beside: dict[Flow, None]) -> None:
+        weigh(beside)
+        self._fresh.update(beside)
 
     def _acknowledge(self, flow: Flow, acks: float, back: dict[Link, None]) -> None:
         """Let the acknowledgements of a flow be so many bytes per second; `back` gets the links they cross."""
@@ -198,6 +213,7 @@ class Network:
         acks = min(ACK_MOST * link.rate, link.acknowledging)
         if abs(acks - link.acks) <= ACK_TINY * link.rate and link.room == link.rate - link.acks:
             return False
+        link.settle(self.env.now)
         link.acks = acks
         link.room = link.rate - acks
         return bool(link.flows)
@@ -230,14 +246,23 @@ class Network:
         self._set_alarm()
 
     def _end(self, flow: Flow) -> None:
-        done, flow.done, flow.due, flow.bottleneck = flow.done, None, math.inf, None
-        flow.left = flow.rate = 0.0
+        done, flow.done, flow.due = flow.done, None, math.inf
+        if flow.bottleneck is not None:
+            flow.bottleneck.holding -= 1
+            flow.bottleneck = None
         for link in flow.links:
+            link.settle(self.env.now)
             del link.flows[flow]
+            link.used = link.used - flow.rate if link.flows else 0.0  # rounding is gone with the last flow
             self._changed[link] = None
         for link in flow.back:
             link.backs -= 1
+        flow.left = flow.rate = 0.0
         self._acknowledge(flow, 0.0, self._changed)
+        if flow.beside is not None:
+            del flow.beside[flow]
+            self._fresh.pop(flow, None)
+            self._weigh(flow.beside)
         self._solve_at_last()
         assert done is not None
         done()

@@ -86,10 +86,49 @@ def test_an_outage_while_nothing_is_sent_does_nothing():
         [10.98 + D])
 
 
-@pytest.mark.parametrize(("rate", "left"), [(None, 50), (20 * FRAME, 80)])
-def test_traffic_of_others_takes_its_share(rate, left):
-    traffic = Traffic("a", "b", 2.0, 6.0, rate)
+@pytest.mark.parametrize(("rate", "connections", "left"), [(None, 1, 50), (20 * FRAME, 1, 80), (None, 3, 25),
+                                                           (20 * FRAME, 3, 80)])
+def test_traffic_of_others_takes_its_share(rate, connections, left):
+    traffic = Traffic("a", "b", 2.0, 6.0, rate, connections)
     assert arrivals(traffic=(traffic,)) == pytest.approx([6 + (1000 - 202 - 4 * left) / 100 + D])
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_paths_that_share_an_access_take_turns_whatever_moves_over_them(connections):
+    """a's access of 100 segments a second, its paths to b and to c: 50 each.
+
+    Traffic to b from 2 s to 6 s leaves 50 / (n + 1) of them to the message to b, and to the one to c 50 as before.
+    """
+    hosts = Host("a", "s", up=100 * FRAME), Host("b", "s"), Host("c", "s")
+    paths = [Path(x, y, None, D) for x in "abc" for y in "abc" if x != y]
+    timeline = Timeline((), (Traffic("a", "b", 2.0, 6.0, None, connections),))
+    env = Environment()
+    world = Connections(env, Topology("test", "test.yaml", hosts, paths, (), "cubic", "", timeline), ["a", "b", "c"])
+    messages = [world.channel(0, to).send(400 * SEGMENT) for to in (1, 2)]
+    seen = {}
+    for to, message in enumerate(messages):
+        message.arrived.callbacks.append(lambda _, to=to: seen.setdefault(to, env.now))
+    env.run()
+    # One segment of the burst each. c's: 50 a second to its end at 8 s. b's: 100 in 2 s, 200 / (n + 1) by 6 s, 50 a
+    # second by 8 s, and what is left alone.
+    left = 399 - 100 - 200 / (connections + 1) - 50 * (7.98 - 6)
+    assert [seen[0], seen[1]] == pytest.approx([7.98 + left / 100 + D, 7.98 + D], abs=1e-6)
+
+
+def test_connections_of_two_ranks_on_one_host_share_the_turn_of_their_path():
+    """Two ranks at b: two connections to it have 25 segments a second each, and one to c has 50."""
+    hosts = Host("a", "s", up=100 * FRAME), Host("b", "s", slots=2), Host("c", "s")
+    paths = [Path(x, y, None, D) for x in "abc" for y in "abc" if x != y]
+    env = Environment()
+    world = Connections(env, Topology("test", "test.yaml", hosts, paths, (), "cubic", ""), ["a", "b", "b", "c"])
+    seen = {}
+    for to in (1, 2, 3):
+        message = world.channel(0, to).send(300 * SEGMENT)
+        message.arrived.callbacks.append(lambda _, to=to: seen.setdefault(to, env.now))
+    env.run()
+    # Each has a third of the burst of 2: then c's 299.33 at 50 a second; the others have gone half as far, and go on.
+    first = (300 - 2 / 3) / 50
+    assert [seen[1], seen[2], seen[3]] == pytest.approx([1.5 * first + D] * 2 + [first + D], abs=1e-6)
 
 
 def test_steps_of_a_training_see_the_network_of_their_seconds():

@@ -194,10 +194,10 @@ def test_traffic_has_two_ends_in_space_and_time(tmp_path: File) -> None:
     topology = read(tmp_path, """\
   traffic:
     - {from: w1, to: e1, start: 10 s, end: 30 s, rate: 0.3 MB/s}
-    - {from: e1, to: w2, start: 0 s, end: 5 s}
+    - {from: e1, to: w2, start: 0 s, end: 5 s, connections: 4}
 """)
     assert topology.timeline.traffic == (Traffic("w1", "e1", 10, 30, 0.3e6, line=15),
-                                         Traffic("e1", "w2", 0, 5, None, line=16))
+                                         Traffic("e1", "w2", 0, 5, None, 4, line=16))
     assert topology.timeline
     assert topology.timeline.moments == ()
 
@@ -235,11 +235,12 @@ def test_a_timeline_in_words(tmp_path: File) -> None:
     - {at: 20 s, from: w1, to: e1, rate: 10 %, delay: 50 ms}
     - {at: 30 s, from: w1, to: e1, outage: 5 s}
     - {at: 40 s, host: w1, up: 1 MB/s}
-  traffic: [{from: w1, to: e1, start: 1 s, end: 32 s, rate: 0.3 MB/s}, {from: e1, to: w1, start: 33 s, end: 34 s}]
+  traffic: [{from: w1, to: e1, start: 1 s, end: 32 s, rate: 0.3 MB/s}, {from: e1, to: w1, start: 33 s, end: 34 s,
+                                                                                        connections: 2}]
 """)) == [
         (1, "traffic w1 -> e1, 0.3 MB/s, until 32 s"),
         (20, "w1 -> e1: rate 0.2 MB/s (2 MB/s before), delay 50 ms (40 ms before)"),
         (30, "w1 -> e1: loss outage (0 % before)"),
-        (33, "traffic e1 -> w1, as much as TCP gets, until 34 s"),
+        (33, "traffic e1 -> w1 by 2 connections, as much as TCP gets, until 34 s"),
         (35, "w1 -> e1: loss 0 % (outage before)"),
         (40, "w1: up 1 MB/s (30 MB/s before)")]

@@ -148,7 +148,7 @@ def test_traffic_sends_at_its_rate_between_its_seconds(network):
 timeline:
   traffic:
     - {from: one, to: far, start: 2 s, end: 12 s, rate: 0.5 MB/s}
-    - {from: far, to: one, start: 4 s, end: 1000 s, rate: 1 MB/s}
+    - {from: far, to: one, start: 4 s, end: 1000 s, rate: 1 MB/s, connections: 3}
     - {from: far, to: one, start: 900 s, end: 1000 s}
 """), record) as conductor:
         start = time.monotonic()
