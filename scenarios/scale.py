@@ -3,7 +3,8 @@
 A generated network has W hosts in about √W sites. Sites lie at random in a square that light in glass crosses in 40 ms;
 a path between two sites is 10 ms to 80 ms long by their distance, and its rate is drawn from a heavy tail (Pareto's
 distribution of shape 1.2 above 0.5 MB/s, cut off at 125 MB/s), each direction for itself. Inside a site paths have
-125 MB/s and 0.1 ms. All of it comes from a seed.
+125 MB/s and 0.1 ms. Or the rates are those of the hosts' accesses, up and down each for itself, and paths have none:
+then every flow shares two limits with all others of two hosts. All of it comes from a seed.
 """
 
 from __future__ import annotations
@@ -36,23 +37,27 @@ NEAR, SIDE = 10e-3, 50e-3
 """Seconds: the delay of two sites at one place, and the side of the square in which they lie."""
 
 
-def generate(hosts: int, seed: int) -> Topology:
-    """Return a network of so many hosts."""
+def generate(hosts: int, seed: int, limits: str = "path") -> Topology:
+    """Return a network of so many hosts, whose paths or accesses are limited."""
     random = Random(f"{hosts} {seed}")
     sites = max(1, round(math.sqrt(hosts)))
     places = [(random.uniform(0, SIDE), random.uniform(0, SIDE)) for _ in range(sites)]
     members = [i * sites // hosts for i in range(hosts)]
 
+    def rate() -> float:
+        return min(LAN_RATE, LEAST_RATE * random.paretovariate(TAIL))
+
     def path(a: int, b: int) -> Path:
         names, ends = (f"host-{a}", f"host-{b}"), (members[a], members[b])
         if ends[0] == ends[1]:
-            return Path(*names, LAN_RATE, LAN_DELAY)
-        return Path(*names, min(LAN_RATE, LEAST_RATE * random.paretovariate(TAIL)),
-                    NEAR + math.dist(*(places[site] for site in ends)))
+            return Path(*names, LAN_RATE if limits == "path" else None, LAN_DELAY)
+        return Path(*names, rate() if limits == "path" else None, NEAR + math.dist(*(places[site] for site in ends)))
 
+    accesses = [(rate(), rate()) if limits == "access" else (None, None) for _ in members]
     return Topology(f"generated-{hosts}-{seed}", "generated", tuple(
-        Host(f"host-{i}", f"site-{site}") for i, site in enumerate(members)),
-        tuple(path(a, b) for a in range(hosts) for b in range(hosts) if a != b), (), "cubic", f"{hosts} {seed}")
+        Host(f"host-{i}", f"site-{site}", *accesses[i]) for i, site in enumerate(members)),
+        tuple(path(a, b) for a in range(hosts) for b in range(hosts) if a != b), (), "cubic",
+        f"{hosts} {seed} {limits}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Case:
     world_size: int
     nbytes: int
     seed: int
+    limits: str = "path"
 
 
 class Scale(Record):
@@ -72,6 +78,8 @@ class Scale(Record):
     world_size: int
     nbytes: int
     seed: int
+    limits: str = "path"
+    """Where the network's are: at its paths, or at the accesses of its hosts."""
     simulated: float
     """Seconds of the collective."""
     wall: float
@@ -91,12 +99,12 @@ class Scale(Record):
 
 def run(case: Case) -> Scale:
     """Simulate one all-reduce. Raises ValueError for an arm that the simulator does not know."""
-    topology = generate(case.world_size, case.seed)
+    topology = generate(case.world_size, case.seed, case.limits)
     hosts = [host.name for host in topology.hosts]
     start = time.perf_counter(), time.process_time()
     outcome = sim.all_reduce(topology, hosts, case.arm, case.nbytes)
     wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
-    return Scale(arm=case.arm, world_size=case.world_size, nbytes=case.nbytes, seed=case.seed,
+    return Scale(arm=case.arm, world_size=case.world_size, nbytes=case.nbytes, seed=case.seed, limits=case.limits,
                  simulated=outcome.seconds, wall=wall, cpu=cpu, events=outcome.events,
                  messages=sum(outcome.messages), peak_bytes=_peak())
 
@@ -123,16 +131,16 @@ def study(function: Callable[[Scenario], Result], scenarios: Sequence[Scenario],
             future.cancel()
 
 
-def growth(results: Iterable[Scale]) -> dict[str, float]:
-    """By arm, the power of W with which a core's time for simulating grows, from its smallest to its largest world.
+def growth(results: Iterable[Scale]) -> dict[tuple[str, str], float]:
+    """By arm and limits, the power of W with which a core's time grows, from the smallest world to the largest.
 
-    Arms with one world are left out.
+    What has one world is left out.
     """
-    by_arm: dict[str, dict[int, float]] = {}
+    found: dict[tuple[str, str], dict[int, float]] = {}
     for result in results:
-        by_arm.setdefault(result.arm, {})[result.world_size] = result.cpu
-    return {arm: math.log(took[max(took)] / took[min(took)]) / math.log(max(took) / min(took))
-            for arm, took in by_arm.items() if len(took) > 1}
+        found.setdefault((result.arm, result.limits), {})[result.world_size] = result.cpu
+    return {which: math.log(took[max(took)] / took[min(took)]) / math.log(max(took) / min(took))
+            for which, took in found.items() if len(took) > 1}
 
 
 @contextmanager
@@ -162,13 +170,14 @@ def _die_silently() -> None:
 def table(results: Sequence[Scale]) -> Table:
     """Show what simulating took: a row a case, and the growth of each arm."""
     power = growth(results)
-    found = Table("arm", "W", "seed", "simulated", "took", "of a core", "events", "events/s", "messages", "memory",
-                  "growth", title="one all-reduce, simulated", title_justify="left")
+    found = Table("arm, limits", "W", "seed", "simulated", "took", "of a core", "events", "events/s", "messages",
+                  "memory", "growth", title="one all-reduce, simulated", title_justify="left")
     for column in found.columns[1:]:
         column.justify = "right"
-    for result in sorted(results, key=lambda result: (result.arm, result.world_size, result.seed)):
-        found.add_row(result.arm, str(result.world_size), str(result.seed), f"{result.simulated:.3f} s",
+    for result in sorted(results, key=lambda result: (result.arm, result.limits, result.world_size, result.seed)):
+        which = result.arm, result.limits
+        found.add_row(", ".join(which), str(result.world_size), str(result.seed), f"{result.simulated:.3f} s",
                       f"{result.wall:.2f} s", f"{result.cpu:.2f} s", f"{result.events:,}",
                       f"{result.events_per_second:,.0f}", f"{result.messages:,}", format_size(result.peak_bytes),
-                      f"W^{power[result.arm]:.2f}" if result.arm in power else "")
+                      f"W^{power[which]:.2f}" if which in power else "")
     return found

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 _EPILOG = """\
 Networks are generated from their seed: W hosts in about sqrt(W) sites, rates of paths from a heavy tail. Every case is
 one all-reduce by one arm; `took` is what simulating it took, `of a core` leaves out when others had it, and `growth` is
-of that. With --jobs 1 each case has a process of its own, and `memory` is what that had at most.
+of that. With --limits access the rates are those of hosts' accesses, so that all flows share limits, and most change
+whenever one ends. With --jobs 1 each case has a process of its own, and `memory` is what that had at most.
 
 examples:
   frogtorch scale                                              every arm at W = 64 and 256
-  frogtorch scale --world 1024 --arm shard                     a minute or more, and some GiB
+  frogtorch scale --world 1024 --arm shard                     some minutes and some GiB
   frogtorch scale --world 6 --seeds 200 --jobs 8 --json s.jsonl      a study of 200 networks on 8 cores
   frogtorch scale --world 64 --seeds 500 --cluster tcp://scheduler:8786      the same on a Dask cluster"""
 
@@ -35,6 +36,8 @@ def add(commands: Commands) -> None:
     scaling.add_argument("--world", type=_number(2, "ranks"), nargs="+", default=[64, 256], metavar="W",
                          help="numbers of ranks (default: 64 256)")
     scaling.add_argument("--arm", choices=arms, nargs="+", default=arms, help="default: all of them")
+    scaling.add_argument("--limits", choices=("path", "access"), nargs="+", default=["path"],
+                         help="what has the rates (default: path)")
     scaling.add_argument("--size", type=tensor_size, default=16_867_332, metavar="SIZE",
                          help="size of the fp32 tensor (default: 16.867332 MB)")
     scaling.add_argument("--seeds", type=_number(1, "networks"), default=1, metavar="N",
@@ -51,8 +54,8 @@ def add(commands: Commands) -> None:
 def _scale(options: argparse.Namespace) -> int:
     from scenarios import scale
 
-    cases = [scale.Case(arm, world, options.size, seed) for world in options.world
-             for seed in range(1, options.seeds + 1) for arm in options.arm]
+    cases = [scale.Case(arm, world, options.size, seed, limits) for world in options.world
+             for seed in range(1, options.seeds + 1) for limits in options.limits for arm in options.arm]
     results = []
     with scale.workers(options.jobs, options.cluster) as workers:
         for _, result in scale.study(scale.run, cases, workers):

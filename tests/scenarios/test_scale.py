@@ -20,6 +20,15 @@ def test_a_generated_network_is_that_of_its_seed():
         assert path.delay == one.path(path.target, path.source).delay
 
 
+def test_rates_may_be_those_of_accesses():
+    paths, accesses = scale.generate(9, 1), scale.generate(9, 1, "access")
+    assert [path.delay for path in accesses.paths] == [path.delay for path in paths.paths]
+    assert {path.rate for path in accesses.paths} == {None}
+    rates = [rate for host in accesses.hosts for rate in (host.up, host.down)]
+    assert len(set(rates)) == 18
+    assert all(0.5e6 <= rate <= 125e6 for rate in rates)
+
+
 def test_rates_have_a_heavy_tail():
     """P(rate > r) = (0.5 MB/s / r)^1.2: a tenth above 3.4 MB/s, a hundredth above 23 MB/s."""
     topology = scale.generate(100, 3)
@@ -45,7 +54,7 @@ def test_growth():
     took = ("a", 10, 2), ("a", 20, 5), ("a", 40, 32), ("b", 4, 1)
     results = [scale.Scale(arm=arm, world_size=size, nbytes=4, seed=1, simulated=1, wall=1, cpu=cpu, events=1,
                            messages=1, peak_bytes=1) for arm, size, cpu in took]
-    assert scale.growth(results) == {"a": pytest.approx(2)}
+    assert scale.growth(results) == {("a", "path"): pytest.approx(2)}
 
 
 def test_a_study_takes_any_executor():
@@ -76,10 +85,10 @@ def test_what_fails_ends_a_study():
 def test_the_command(tmp_path, capsys):
     file = tmp_path / "scale.jsonl"
     assert cli.main(["scale", "--world", "4", "8", "--arm", "shard", "gloo", "--size", "1 MiB", "--jobs", "2",
-                     "--json", str(file)]) == 0
+                     "--limits", "path", "access", "--json", str(file)]) == 0
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sorted((line["arm"], line["world_size"]) for line in lines) == [
-        ("gloo", 4), ("gloo", 8), ("shard", 4), ("shard", 8)]
+    assert sorted((line["arm"], line["world_size"], line["limits"]) for line in lines) == [
+        (arm, size, limits) for arm in ("gloo", "shard") for size in (4, 8) for limits in ("access", "path")]
     shown = capsys.readouterr().out
     assert "growth" in shown
     assert f"{next(line['simulated'] for line in lines if line['arm'] == 'gloo'):.3f} s" in shown
