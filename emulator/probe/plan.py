@@ -172,7 +172,9 @@ class _Plan:
         taking = set()
         for pair in sorted(others):
             seen = yield from self._drive("does it share?", [*sorted(bound), pair])
-            if rate - seen.trial.total(bound).value >= max(0.5 * seen.trial.flow(pair).rate, DROP / 2 * rate):
+            taken = rate - seen.trial.total(bound).value
+            # Where there is room for some of it, they lose less than it moves, and it moves less than alone.
+            if taken >= DROP / 2 * rate and (taken >= 0.5 * seen.trial.flow(pair).rate or pair in seen.dropped):
                 taking.add(pair)
         return frozenset(taking)
 
