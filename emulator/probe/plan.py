@@ -110,9 +110,12 @@ class _Plan:
             self.notes.append(text)
 
     def _drive(self, kind: str, pairs: Iterable[Pair], rough: bool = False) -> Generator[Request, Trial, Company]:
-        """Drive the paths at once; a second time if one loses little, as what a busy machine does to a trial passes."""
+        """Drive the paths at once; again if one loses little or to the machine, as what a busy machine does passes."""
         request = Request(kind, tuple(Load(*pair, self.alone[pair].driven.connections) for pair in pairs), rough)
         found = company((yield request), self.alone, self.hosts)
+        if found.machine:      # it may have been busy with something else
+            again = company((yield request), self.alone, self.hosts)
+            found = again if not again.machine else found
         if found.dropped and not found.deep:
             again = company((yield request), self.alone, self.hosts)
             better = max(found, again, key=lambda one: one.trial.total().value)

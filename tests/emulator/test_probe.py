@@ -87,7 +87,7 @@ SEATTLE, REST = [AI, GATEWAY, SECOND], [NEWYORK, NEWYORK_2, CHICAGO]
 WHOLE = [
     Case("lan", [f"lab-{number}" for number in range(1, 7)], 1, 125),
     Case("seattle-newyork", ALL, 10, 0.7, LAN),
-    Case("seattle-newyork-access", ALL, 2, None,      # faster, the fast accesses are as fast as the machine
+    Case("seattle-newyork-access", ALL, 1, None,      # faster, the fast accesses are as fast as the machine
          access={AI: (30, 30), GATEWAY: (30, 30), **dict.fromkeys([SECOND, *REST], (0.7, 0.7))}),
     Case("seattle-newyork-window", ALL, 10, None, LAN, windows=paths(ALL, ALL) - {*LAN}),
     Case("uniform-access", ALL, 10, None, access=dict.fromkeys(ALL, (0.7, 0.7))),
