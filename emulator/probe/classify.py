@@ -29,7 +29,7 @@ MACHINE = 0.25
 crosses a device, a bridge and a queue costs several times what loopback costs."""
 BUSY, BUSY_MACHINE = 0.9, 0.01
 """The same where the processors were busy for more than this share of the time, whatever with. A path that carries less
-than that may lose a little to it; more than :data:`DEEP` is not the machine's doing."""
+than its part of that may lose a little to it; more than :data:`DEEP` is not the machine's doing."""
 WINDOW = 0.5
 """Share of the time that a sender waits for the receiver's window, from which on the window is what limits it."""
 LOSS = 5e-4
@@ -91,8 +91,9 @@ def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]
     losers = [flow for flow in trial.flows if lost(flow)]
     sure = losers
     if by_machine(trial.flows, hosts, BUSY_MACHINE if trial.busy > BUSY else MACHINE):
+        # Were all flows as fast as this one, could the machine carry them?
         sure = [flow for flow in losers if lost(flow, DEEP)
-                and not by_machine([alone[flow.pair].driven], hosts, BUSY_MACHINE)]
+                and not by_machine([alone[flow.pair].driven] * len(trial.flows), hosts, BUSY_MACHINE)]
     return Company(trial, frozenset(flow.pair for flow in sure), all(lost(flow, DEEP) for flow in sure),
                    len(sure) < len(losers))
 

@@ -92,7 +92,7 @@ WHOLE = [
     Case("seattle-newyork-window", ALL, 10, None, LAN, windows=paths(ALL, ALL) - {*LAN}),
     Case("uniform-access", ALL, 10, None, access=dict.fromkeys(ALL, (0.7, 0.7))),
     # Chicago has one host, whose uplink is no other than its access.
-    Case("shared-uplink", ALL, 5, None, {
+    Case("shared-uplink", ALL, 2, None, {
         **dict.fromkeys(paths(SEATTLE, SEATTLE) | paths([NEWYORK, NEWYORK_2], [NEWYORK, NEWYORK_2]), 10)},
         access={CHICAGO: (2.1, 2.1)},
         groups={paths(SEATTLE, REST): 2.1, paths(REST, SEATTLE): 2.1,
