@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -148,14 +148,16 @@ class Rank:
         return {"seconds": [end - start for start, end in pairwise(stamps)], "cpu": time.process_time() - cpu}
 
     def train(self, arm: str, steps: int, bucket_view: bool, workload: str = FOUNDING.name,
-              **parameters: int) -> dict[str, Any]:
+              compute: Mapping[str, float] | None = None, **parameters: int) -> dict[str, Any]:
         """Train a workload under DDP; times of each step and its exchange, the outcome, and what the backend saw.
 
-        `slept` is what of each step's time a slow host slept. `parameters` are those of the arm's hook: see
-        :class:`scenarios.replica.Replica`.
+        With `compute`, seconds of a step's parts, this host is as slow as its place says; `slept` is what of each step
+        it slept for that. `parameters` are those of the arm's hook: see :class:`scenarios.replica.Replica`.
         """
+        slow = self.place.slowness - 1
+        longer = {part: slow * seconds for part, seconds in compute.items()} if compute and slow else None
         replica = Replica(WORKLOADS[workload], ARMS[arm], self.groups[arm], bucket_view=bucket_view,
-                          slowness=self.place.slowness, **parameters)
+                          longer=longer, **parameters)
         self._take_telemetry(arm)
         self._await_start()
         stamps, exchanges, slept = [], [], []

@@ -117,8 +117,8 @@ class Measurement(Point):
     """Of a training, by the clock: from when the last rank had the gradients of its first bucket to when the last had
     all gradients exchanged. None of a user's script, and where ranks are not in the same step."""
     slept_seconds: tuple[float, ...] | None = None
-    """Of a training with stragglers, by the clock: how long each rank slept in the step, to compute as slowly as its
-    host is said to; by rank."""
+    """Of a training with stragglers, by the clock: how long each rank slept in the step, to be as slow as its host is
+    said to be; by rank."""
     prediction: str
     """SHA-256 of the predictions.jsonl that this measurement answers."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -58,8 +58,8 @@ class Replica:
     """A rank's copy of a workload's model in training, step by step."""
 
     def __init__(self, workload: Workload, arm: Arm, group: dist.ProcessGroup, *, bucket_view: bool, bound: int = 64,
-                 k: int = 4, slowness: float = 1.0) -> None:
-        """`bound` is fresh_only's staleness bound, `k` that of every_k; it computes `slowness` times as long."""
+                 k: int = 4, longer: Mapping[str, float] | None = None) -> None:
+        """`bound` is fresh_only's staleness bound, `k` that of every_k; `longer` is for :class:`Slowdown`."""
         self._workload = workload.load()
         self.model: nn.Module = self._workload.model()
         self._optimiser: torch.optim.Optimizer = self._workload.optimiser(self.model)
@@ -69,7 +69,7 @@ class Replica:
         whole = sum(p.nbytes for p in self.model.parameters()) / (1 << 20) if arm.hook == "powersgd" else None
         self._replica = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=whole,
                                                 gradient_as_bucket_view=bucket_view)
-        self._slowdown = Slowdown(slowness, self.model)
+        self._slowdown = Slowdown(longer, self.model, workload.first)
         self._first = FirstBucket(self.model, workload.first if whole is None else len(list(self.model.parameters())))
         self._state: Any = None
         if arm.hook is not None:
@@ -81,17 +81,15 @@ class Replica:
 
         Returns when this rank had the gradients of the first bucket, and when it had all of them, exchanged.
         """
-        self._slowdown.step()
-        with self._slowdown:
-            inputs, targets = next(self._batches)
-            self._optimiser.zero_grad(set_to_none=True)
-        outputs = self._replica(inputs)
-        with self._slowdown:
-            loss = self._workload.loss(outputs, targets)
+        self._slowdown.begin()
+        inputs, targets = next(self._batches)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss = self._workload.loss(self._replica(inputs), targets)
+        self._slowdown.end("forward")
         loss.backward()
         exchanged = time.monotonic()
-        with self._slowdown:
-            self._optimiser.step()
+        self._optimiser.step()
+        self._slowdown.end("optimiser")
         return self._first.ready, exchanged
 
     @property

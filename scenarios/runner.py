@@ -71,8 +71,7 @@ class Runner:
                 if self._remaining(campaign) or not resume.probed(self._directory, campaign.index):
                     failures += self._campaign(campaign)
                 off = resume.off(self._directory, campaign.index)
-                void = sum(index == campaign.index for index, _ in resume.voids(self._directory))
-                if not off or void >= self._reruns:
+                if not off or not self._may_be_void(campaign):
                     break
                 kept = resume.void(self._directory, campaign.index)
                 self._done = resume.finished(self._directory)
@@ -88,6 +87,8 @@ class Runner:
         with self._make(used, self._run, self._engine, campaign.speedup) as network:
             self._records.stamp("networks", [network.stamp | {"campaign": campaign.index}])
             self._probe(network, campaign, "before")
+            if resume.off(self._directory, campaign.index) and self._may_be_void(campaign):
+                return failures
             for size, world in self._scenario.worlds.items():
                 if size in campaign.sizes:
                     while self._remaining(campaign, size) or self._is_unsure(campaign, world):
@@ -97,6 +98,10 @@ class Runner:
                         failures.append(failure)
             self._probe(network, campaign, "after")
         return failures
+
+    def _may_be_void(self, campaign: Campaign) -> bool:
+        """Whether it would be measured again, if links are off."""
+        return sum(index == campaign.index for index, _ in resume.voids(self._directory)) < self._reruns
 
     def _named(self, campaign: Campaign) -> str:
         return f"campaign {campaign.index + 1} of {len(self._campaigns)}, k = {campaign.speedup:g}"
@@ -263,9 +268,10 @@ class Runner:
         hook = {"fresh_only": {"bound": training.staleness_bound}, "every_k": {"k": training.k}}.get(arm.name, {})
         self._stages.stage(f"{self._named(campaign)}, W = {len(world)}, training, {arm.name}, bucket view "
                            f"{'on' if view else 'off'}", training.steps)
-        results, began = self._conducted(network, ranks, campaign, point, "train", steps=training.steps,
-                                         bucket_view=view, workload=training.workload.name, **hook)
         compute = self._records.compute(len(world))
+        slow = {"compute": compute} if training.stragglers else {}
+        results, began = self._conducted(network, ranks, campaign, point, "train", steps=training.steps,
+                                         bucket_view=view, workload=training.workload.name, **hook, **slow)
         self._records.steps(results, campaign, training, began,
                             lambda clock: life_size(clock, campaign.speedup, compute),
                             in_step=arm.keeps is not Keeps.NOTHING, **point)

@@ -1,10 +1,14 @@
-"""A rank on a slow host: what it computes is computed as ever, and then it sleeps until it has taken so much longer.
+"""A rank on a slow host: each part of a step is computed as ever, and then it sleeps for what the part takes longer.
 
-It sleeps and does not spin. Ranks share the machine's cores, and a slow host has cores of its own: one that was busy
-while it waits would take them from its neighbours, from the links that a process delays, and from this rank's own
-thread that serves what the others read meanwhile. Less of a CPU (a cgroup's quota) would slow that thread too, comes in
-slices longer than a backward pass, and is not to be had without privilege; sleeping is the same in every runtime. So
-computing alone is slow, as it is in the simulator: messages, copies and sums of an exchange take what they took.
+How long that is comes from the computing that was calibrated, of which predictions are made (compute.json), and not
+from what the part has just taken. A slow host's rank computes while the others wait for it: on cores that ranks share
+it is then faster than was calibrated, with all at it; and what disturbs a busy machine would be multiplied.
+
+It sleeps and does not spin. A slow host has cores of its own: one that was busy while it waits would take them from its
+neighbours, from the links that a process delays, and from this rank's own thread that serves what the others read
+meanwhile. Less of a CPU (a cgroup's quota) would slow that thread too, comes in slices longer than a backward pass, and
+is not to be had without privilege; sleeping is the same in every runtime. So computing alone is slow, as it is in the
+simulator: messages, copies and sums of an exchange take what they took.
 
 No number is touched: a training ends with the same parameters as without.
 """
@@ -12,59 +16,51 @@ No number is touched: a training ends with the same parameters as without.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 
 __all__ = ["Slowdown"]
 
 
 class Slowdown:
-    """Makes a model's training compute `factor` times as long, each piece as it goes.
+    """Makes the parts of a model's training step longer by so many seconds; by none without `longer`.
 
-    A block ``with slowdown:`` is a piece. So is a forward pass of the model, and in a backward pass what leads to each
-    gradient: DDP hears of that after the sleep, so buckets become ready late, one after the other, as on a slow host.
-    What DDP and its hooks do between two gradients is exchange, and no piece of computing. To be made when the model is
-    under DDP, before whoever notes when gradients are there.
+    `longer` has the parts of compute.json. What backward takes longer is spread over the gradients, and DDP hears of
+    each after its sleep: so buckets become ready late, one after the other, as on a slow host. `first` of the model's
+    last parameters make the first bucket. To be made before whoever else notes when gradients are there.
     """
 
-    def __init__(self, factor: float, model: nn.Module) -> None:
-        self._factor = factor
-        self._began = 0.0
+    def __init__(self, longer: Mapping[str, float] | None, model: nn.Module, first: int) -> None:
+        self._longer = longer
         self._owed = 0.0
         """Seconds yet to sleep; below 0 where the last sleep was too long, as sleeps are by some 0.1 ms."""
         self.slept = 0.0
-        """Seconds, since the last :meth:`step`."""
-        if factor > 1:
-            model.register_forward_pre_hook(lambda *_: self._begin())
-            model.register_forward_hook(lambda *_: self._end())
-            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            # Kept, as their hooks go with them. DDP has put its own on them before: it runs before this one.
-            self._accumulators = [get_gradient_edge(parameter).node for parameter in parameters]
-            for parameter, accumulator in zip(parameters, self._accumulators, strict=True):
-                parameter.register_post_accumulate_grad_hook(lambda *_: self._end())
-                accumulator.register_hook(lambda *_: self._begin())
+        """Seconds, since the last :meth:`begin`."""
+        if longer is not None:
+            parameters = list(model.parameters())
+            until = longer["first_bucket"] if first < len(parameters) else longer["backward"]
+            self._spread(until, parameters[-first:])
+            self._spread(longer["backward"] - until, parameters[:-first])
 
-    def step(self) -> None:
+    def _spread(self, seconds: float, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(lambda _: self._sleep(seconds / len(parameters)))
+
+    def begin(self) -> None:
         """A step begins, which owes nothing to the one before."""
         self._owed = self.slept = 0.0
 
-    def __enter__(self) -> None:
-        self._begin()
+    def end(self, part: str) -> None:
+        """Forward or optimiser is computed: sleep for what it takes longer."""
+        if self._longer is not None:
+            self._sleep(self._longer[part])
 
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _begin(self) -> None:
-        self._began = time.monotonic()
-
-    def _end(self) -> None:
-        """Sleep for the piece that ends here. The next one begins."""
-        now = time.monotonic()
-        self._owed += (self._factor - 1) * (now - self._began)
-        self._began = now
+    def _sleep(self, seconds: float) -> None:
+        self._owed += seconds
         if self._owed > 0:
+            began = time.monotonic()
             time.sleep(self._owed)
-            self._began = time.monotonic()
-            self._owed -= self._began - now
-            self.slept += self._began - now
+            took = time.monotonic() - began
+            self._owed -= took
+            self.slept += took

@@ -102,12 +102,11 @@ class World:
     def _compute(self, rank: int, seconds: float) -> Generator[Event, Any, None]:
         """Compute what takes a host that is as fast as others so many seconds.
 
-        A slow host computes as fast and then waits: it takes no more than the others of the cores that they share.
+        A slow host computes as fast and then waits: it takes no more than the others of cores that they share.
         """
-        began = self.env.now
         yield self.env.timeout(seconds) if self._cores is None else self._cores.compute(rank, seconds)
         if self._factors[rank] > 1:
-            yield self.env.timeout((self._factors[rank] - 1) * (self.env.now - began))
+            yield self.env.timeout((self._factors[rank] - 1) * seconds)
 
     def run(self, steps: Iterable[Generator[Event, Any, Any]]) -> list[Any]:
         """Run one process for each rank to its end; returns what they return.

@@ -95,6 +95,9 @@ def _predict(options: argparse.Namespace) -> int:
     scenario, script = _loaded(options)
     calibration = _known(options, scenario)
     compute = json.loads(options.compute.read_text()) if options.compute else _compute(scenario, script, calibration)
+    if scenario.training and scenario.training.stragglers and compute is None:
+        raise ValueError(f"{scenario.file}: stragglers compute longer than others, and how long those do is not known; "
+                         "give --compute or --calibration, or let `frogtorch compare` measure it")
     directory = options.directory = _new_run(scenario, script, options.output)
     _write_predictions(scenario, directory, compute, calibration)
     if scenario.training and not script and compute is None:

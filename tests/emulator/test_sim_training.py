@@ -65,11 +65,11 @@ def test_a_straggler_by_hand():
 
 
 def test_what_a_straggler_waits_takes_no_core_from_others():
-    """One core for two ranks: while both compute each takes its second, alone half of it; h1 then waits twice that."""
+    """One core for two ranks: while both compute each takes its second, alone half of it; h1 waits two more."""
     work = Workload((Bucket(8000, 1.0),), forward=1, backward=1)
     starts, _ = begun(2, Costs(cores=1), work, {"h1": 3.0})
-    # Forward together until 1; h0's backward alone until 1.5; h1 waits until 3, computes alone until 3.5, waits 1.
-    assert starts == [pytest.approx([1.5]), pytest.approx([4.5])]
+    # Forward together until 1; h0's backward alone until 1.5; h1 waits until 3, computes alone until 3.5, waits 2.
+    assert starts == [pytest.approx([1.5]), pytest.approx([5.5])]
 
 
 @pytest.mark.parametrize("factors", [{"h1": 0.5}, {"h1": float("inf")}, {"h9": 2.0}])
