@@ -70,6 +70,8 @@ class Company:
     """Whether what dropped lost :data:`DEEP` beyond what may be chance."""
     machine: bool
     """Whether others lost too, and the machine itself may have been the reason."""
+    strained: bool
+    """Whether some machine carried so much that it may have been the limit."""
 
     @property
     def kept(self) -> frozenset[Pair]:
@@ -90,12 +92,13 @@ def company(trial: Trial, alone: Mapping[Pair, Alone], hosts: Mapping[str, Host]
     together = trial.total().high < (1 - DROP) * sum(alone[flow.pair].driven.estimate.low for flow in trial.flows)
     losers = [flow for flow in trial.flows if lost(flow)]
     sure = losers
-    if by_machine(trial.flows, hosts, BUSY_MACHINE if trial.busy > BUSY else MACHINE):
+    strained = by_machine(trial.flows, hosts, BUSY_MACHINE if trial.busy > BUSY else MACHINE)
+    if strained:
         # Were all flows as fast as this one, could the machine carry them?
         sure = [flow for flow in losers if lost(flow, DEEP)
                 and not by_machine([alone[flow.pair].driven] * len(trial.flows), hosts, BUSY_MACHINE)]
     return Company(trial, frozenset(flow.pair for flow in sure), all(lost(flow, DEEP) for flow in sure),
-                   len(sure) < len(losers))
+                   len(sure) < len(losers), strained)
 
 
 def by_machine(flows: Sequence[Flow], hosts: Mapping[str, Host], most_of: float = MACHINE) -> bool:

@@ -254,8 +254,12 @@ class _Plan:
             least = frozenset((yield from self._least([], among, False)))
             if len(least) < 2:
                 return      # it has passed
-            trial = (yield from self._drive("those that share", sorted(least))).trial
-            rate = self._limit(trial, least)
+            together = yield from self._drive("those that share", sorted(least))
+            if together.strained:
+                self._note(f"{', '.join(f'{one} -> {other}' for one, other in sorted(least))}: together they may share "
+                           "a limit, or be more than a busy machine carries")
+                return
+            rate = self._limit(together.trial, least)
             if rate.value > (1 - DROP) * sum(self.alone[pair].rate for pair in least):
                 return      # too little for a limit
             others = yield from self._sharing(least, rate.value, [pair for pair in every if pair not in least])
