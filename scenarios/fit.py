@@ -7,6 +7,8 @@ handshake for every segment, say) stops binding long before the large sizes.
 Neither estimate assumes a distribution. A median's interval comes from the order statistics; the slope's from a
 bootstrap over blocks: the repetitions of a campaign ran interleaved on one state of the network, so what they have in
 common is resampled with them, and the ratio of two arms resamples both arms' blocks together.
+
+scipy is imported by the functions that need it: it takes a second, and most commands fit nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from scenarios.records import Measurement
 
@@ -78,6 +79,8 @@ def median(values: Sequence[float]) -> Estimate:
     and the k-th largest value enclose it with probability 1 - 2 P(X < k) (Conover, Practical Nonparametric
     Statistics, section 3.2). Below 6 values even the extremes cover less than 95 %: no interval.
     """
+    from scipy import stats
+
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     n = len(ordered)
     if n == 0:
@@ -101,6 +104,8 @@ def line(measurements: Iterable[Measurement], sizes: Iterable[int], seed: int = 
 
     The same seed gives the same interval. Raises FitError when a size has no measurement.
     """
+    from scipy import stats
+
     sizes = sorted(set(sizes))
     chosen = [m for m in measurements if m.nbytes in sizes]
     table = _table(chosen, sizes, _blocks(chosen))
@@ -151,6 +156,8 @@ def ratio_of_medians(numerator: Sequence[Sequence[float]], denominator: Sequence
 
 def predicted(times: Mapping[int, float], sizes: Iterable[int]) -> float:
     """Return b, in seconds per byte, of predicted times (seconds by bytes): the same estimator over the same sizes."""
+    from scipy import stats
+
     sizes = sorted(set(sizes))
     missing = [size for size in sizes if size not in times]
     if missing or len(sizes) < 2:
@@ -208,6 +215,8 @@ def _bootstrap(measurements: Iterable[Measurement], statistic: Callable[[NDArray
 def _resampled(groups: list[list[int]], statistic: Callable[[NDArray[np.int64]], Floats],
                seed: int, level: float = LEVEL) -> tuple[float, float] | None:
     """Return the percentile interval of `statistic` over rows resampled within each of `groups`."""
+    from scipy import stats
+
     if min(map(len, groups)) < 2:
         return None
     result = stats.bootstrap(

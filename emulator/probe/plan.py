@@ -112,12 +112,12 @@ class _Plan:
     def _drive(self, kind: str, pairs: Iterable[Pair], rough: bool = False) -> Generator[Request, Trial, Company]:
         """Drive the paths at once; again if one loses little or to the machine, as what a busy machine does passes."""
         request = Request(kind, tuple(Load(*pair, self.alone[pair].driven.connections) for pair in pairs), rough)
-        found = company((yield request), self.alone, self.hosts)
+        found = yield from self._look(request)
         if found.machine:      # it may have been busy with something else
-            again = company((yield request), self.alone, self.hosts)
-            found = again if not again.machine else found
+            again = yield from self._look(request)
+            found = found if again.machine else again
         if found.dropped and not found.deep:
-            again = company((yield request), self.alone, self.hosts)
+            again = yield from self._look(request)
             better = max(found, again, key=lambda one: one.trial.total().value)
             found = replace(better, dropped=found.dropped & again.dropped)
         if found.machine:
@@ -125,6 +125,9 @@ class _Plan:
             self._note(f"{kind}: {total / 1e6:.0f} MB/s by the clock is near what the machine itself can carry, so a "
                        "limit that fast paths share cannot be seen")
         return found
+
+    def _look(self, request: Request) -> Generator[Request, Trial, Company]:
+        return company((yield request), self.alone, self.hosts)
 
     def _hosts(self, kind: str) -> Generator[Request, Trial, list[Shared]]:
         """What limits each host's paths out (up) or in (down), taken together."""

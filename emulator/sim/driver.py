@@ -47,6 +47,8 @@ class Driver:
         self._sending = sending
         self._costs = costs
         self._thread = thread
+        self._taking = costs.message if thread is None else costs.message / 2
+        """Seconds to take a message in."""
         self._staged: dict[int, Buffer] = {}  # by identity: buffers have no value to compare
 
     def run(self, collective: Collective) -> Steps:
@@ -137,16 +139,16 @@ class Driver:
         """What is read is there."""
         self._count(effect.owner, message, effect.into.nbytes, taken, effect.name[0] in SUMS)
         if self._thread is None:
-            self._rank.connections.network.fire(done, self._costs.message)
+            self._rank.connections.network.fire(done, self._taking)
         else:
-            _when(self._thread.work(self._costs.message / 2), lambda _: done.succeed())
+            _when(self._thread.work(self._taking), lambda _: done.succeed())
 
     def _receive(self, effect: Receive) -> Steps:
         message = yield from self._sending.receive(self._rank, self._number, effect)
         taken = self._env.now
         yield message.arrived
         self._count(effect.source, message, effect.into.nbytes, taken, effect.kind in SUMS)
-        yield from self._work(self._costs.message if self._thread is None else self._costs.message / 2)
+        yield from self._work(self._taking)
 
     def _count(self, source: int, message: Message, nbytes: int, taken: float, reduced: bool) -> None:
         """Count a message that is there; `taken` is when somebody began to look at it."""

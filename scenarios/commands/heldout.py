@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scenarios import heldout, hidden
 from scenarios.commands import command
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ def add(commands: Commands) -> None:
 
 
 def _heldout(options: argparse.Namespace) -> int:
-    from scenarios import heldout, hidden  # as in rule.py
-
     if options.worlds < 1:
         raise ValueError(f"--worlds {options.worlds}: draw 1 or more")
     seed = options.seed if options.seed is not None else hidden.commit()

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from scenarios import hidden
 from scenarios.commands import command, console
 from scenarios.scenario import load
+from scenarios.verdict import UNDECIDED
 
 if TYPE_CHECKING:
     from scenarios.commands import Commands
@@ -32,9 +34,6 @@ def add(commands: Commands) -> None:
 def _rule(options: argparse.Namespace) -> int:
     if options.worlds < 1 or options.draws < 1:
         raise ValueError("--worlds and --draws are 1 or more")
-    from scenarios import hidden  # which needs scipy, and no other command is to wait for that
-    from scenarios.verdict import UNDECIDED
-
     scenario = load(options.scenario)
     seed = options.seed or hidden.commit()
     with ProcessPoolExecutor() as executor:

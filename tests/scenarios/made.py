@@ -1,7 +1,15 @@
-"""A network of two hosts that is not there: what the runner asks of one, and links that are valid or off as told."""
+"""Two hosts: a topology without its paths, and a network that is not there, whose links are valid or off as told."""
 
 import contextlib
 from types import SimpleNamespace
+
+PAIR = """\
+name: pair
+sites: [here, there]
+hosts:
+  one: {site: here}
+  far: {site: there}
+"""
 
 
 class Network:

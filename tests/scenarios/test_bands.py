@@ -25,10 +25,7 @@ from scenarios.scenario import load as load_scenario
 
 ROOT = Path(__file__).parent.parent.parent
 
-TOPOLOGY = """\
-name: pair
-sites: [here, there]
-hosts: {one: {site: here}, far: {site: there}}
+TOPOLOGY = made.PAIR + """\
 paths: [{between: [here, there], rate: 2 MB/s, delay: 20 ms}]
 """
 SCENARIO = """\

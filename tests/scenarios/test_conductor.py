@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import pytest
+from made import PAIR
 
 from emulator.ethernet import PAYLOAD
 from emulator.hosts.netns import Network
@@ -16,12 +17,7 @@ from emulator.topology import load
 from scenarios.conductor import Conductor
 from scenarios.records import Applied
 
-TOPOLOGY = """\
-name: pair
-sites: [here, there]
-hosts:
-  one: {site: here}
-  far: {site: there}
+TOPOLOGY = PAIR + """\
 paths: [{between: [here, there], rate: 2 MB/s, delay: 20 ms}]
 """
 

@@ -6,18 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from made import PAIR
 
 from emulator.ethernet import PAYLOAD
 from scenarios import records
 
 ROOT = Path(__file__).parent.parent.parent
 
-TOPOLOGY = """\
-name: pair
-sites: [here, there]
-hosts:
-  one: {site: here}
-  far: {site: there}
+TOPOLOGY = PAIR + """\
 paths: [{between: [here, there], rate: 10 MB/s, delay: 10 ms}]
 timeline:
   traces: [{file: traces/cut.csv, between: [one, far]}]

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from made import PAIR
 
 from scenarios import resume
 from scenarios.progress import Estimate
@@ -113,12 +114,7 @@ speedup: 10
 all_reduce: {intercept: 4 KiB, slope: [1.05 MB, 1.5 MB, 2 MB]}
 training: {workload: small, steps: 12, warmup: 2}
 """
-TOPOLOGY = """\
-name: pair
-sites: [here, there]
-hosts:
-  one: {site: here}
-  far: {site: there}
+TOPOLOGY = PAIR + """\
 defaults: {rate: 2 MB/s}
 paths:
   - {between: [here, there], delay: 20 ms}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from made import PAIR
 
 from scenarios import records
 from scenarios.arms import ARMS
@@ -132,12 +133,7 @@ def test_a_script_has_no_stragglers(tmp_path):
         scripted(load(scenario), tmp_path / "train.py")
 
 
-TOPOLOGY = """\
-name: pair
-sites: [here, there]
-hosts:
-  one: {site: here}
-  far: {site: there}
+TOPOLOGY = PAIR + """\
 paths: [{between: [here, there], delay: 10 ms, rate: 20 MB/s}]
 """
 
