@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ SECRET = b"a secret of the test"
 @contextmanager
 def machines(monkeypatch, names=("a", "b"), ends=None):
     """Machines of those names, all of them this one. What each but the first has ended with is put into `ends`."""
-    monkeypatch.setattr(meet, "PATIENCE", 20.0)
+    monkeypatch.setattr(meet, "PATIENCE", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         master = sock.getsockname()
     ends = {} if ends is None else ends
@@ -47,7 +46,7 @@ def machines(monkeypatch, names=("a", "b"), ends=None):
             yield found
     finally:
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -58,7 +57,7 @@ def test_a_program_runs_on_another_machine_with_pipes_and_an_exit_code(monkeypat
         for name in "ab":
             program = found.start(name, "emulator.hosts.code", [])
             assert program.stdout.read() == code.sha256().encode() + b"\n"
-            assert program.wait(10) == program.poll() == 0
+            assert program.wait(60) == program.poll() == 0
     assert ends == {1: None}
 
 
@@ -69,9 +68,9 @@ def test_a_program_hears_the_end_of_its_input_and_can_be_killed(monkeypatch):
         with pytest.raises(subprocess.TimeoutExpired):
             one.wait(0.1)
         one.stdin.close()
-        assert one.wait(10) == 0
+        assert one.wait(60) == 0
         two.kill()
-        assert two.wait(10) == -9
+        assert two.wait(60) == -9
         assert two.stdout.read() == b""
 
 
@@ -89,7 +88,7 @@ def test_nothing_but_this_code_is_started(monkeypatch):
     with machines(monkeypatch) as found:
         with pytest.raises(LinkError, match=r"b \(rank 1, 127.0.0.1\) could not start: .* shutil is no module of this"):
             found.start("b", "shutil", [])
-        assert found.start("b", "emulator.hosts.code", []).wait(10) == 0      # and it goes on
+        assert found.start("b", "emulator.hosts.code", []).wait(60) == 0      # and it goes on
 
 
 def test_a_machine_that_is_lost_is_named_and_its_programs_count_as_ended(monkeypatch):
@@ -98,12 +97,13 @@ def test_a_machine_that_is_lost_is_named_and_its_programs_count_as_ended(monkeyp
         found.by_name["b"].channel.send({"do": "end"})
         with pytest.raises(LinkError, match=r"is lost: b \(rank 1, 127.0.0.1\) (has ended|is gone).*--resume"):
             found.ask("b", "here")
-        began = time.monotonic()
+        asked = []      # nothing more: it has not answered once
+        monkeypatch.setattr(found.by_name["b"].channel, "send", asked.append)
         program.kill()
         assert program.wait() == -9
         with pytest.raises(LinkError, match="a machine is lost"):
             found.start("b", "emulator.hosts.code", [])
-        assert time.monotonic() - began < 5      # asked once, not again and again
+        assert asked == []
 
 
 def test_two_machines_with_one_name_are_refused_on_all(monkeypatch):

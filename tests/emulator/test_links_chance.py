@@ -156,19 +156,20 @@ def test_jitter_spreads_packets_and_keeps_their_order(tmp_path, engine):
         dense = one_way(links, [0.0002] * 1000)
     assert [number for number, _ in slow] == list(range(150))
     assert [number for number, _ in dense] == list(range(1000))
-    took = [seconds for _, seconds in slow]
-    # Five standard errors of 150: of the mean 3 ms / sqrt(150), of the deviation about 3 ms / sqrt(300).
-    assert statistics.fmean(took) == pytest.approx(0.02, abs=5 * 0.003 / math.sqrt(150) + 0.0005)
-    assert statistics.stdev(took) == pytest.approx(0.003, abs=5 * 0.003 / math.sqrt(300) + 0.0005)
+    # By quartiles, which the few that a busy machine holds up leave where they are; a normal distribution's are 1.349
+    # deviations apart. Five standard errors of 150: of the median 1.25 x 3 ms / sqrt(150), of the deviation that the
+    # quartiles say 1.17 x 3 ms / sqrt(150).
+    low, median, high = statistics.quantiles(seconds for _, seconds in slow)
+    assert median == pytest.approx(0.02, abs=5 * 1.25 * 0.003 / math.sqrt(150) + 0.0005)
+    assert (high - low) / 1.349 == pytest.approx(0.003, abs=5 * 1.17 * 0.003 / math.sqrt(150) + 0.0005)
 
 
 def one_way(links, gaps):
-    """(number, seconds from sending to the kernel's stamp of arrival) of datagrams from a to b, as they arrive."""
+    """(number, seconds from sending to arrival) of datagrams from a to b, as they arrive."""
     sender = links.namespaces["a"].socket(socket.SOCK_DGRAM)
     receiver = links.namespaces["b"].socket(socket.SOCK_DGRAM)
     with sender, receiver:
         receiver.bind((links.addresses["b"], 0))
-        receiver.settimeout(2)
         found, asked = [], []
         for number, gap in enumerate(gaps):
             asked.append(time.monotonic())
@@ -180,7 +181,7 @@ def one_way(links, gaps):
                     found.append((struct.unpack("!I", receiver.recv(4))[0], time.monotonic()))
                 except TimeoutError:
                     break
-        receiver.settimeout(1)
+        receiver.settimeout(60)
         while len(found) < len(gaps):
             found.append((struct.unpack("!I", receiver.recv(4))[0], time.monotonic()))
     return [(number, arrived - asked[number]) for number, arrived in found]

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from patience import assert_becomes
 
 from emulator.hosts.netns import Network
 from emulator.links import shaping
@@ -81,13 +82,12 @@ def test_paths_that_meet_in_a_group_are_measured_one_after_another(world):
 
 def assert_shares(network, expected, *pairs):
     """Of each flow, and of all together, in MB/s at the link."""
-    # A busy machine can stop the flows for a moment; a link that shares wrongly does so each time.
-    for _ in range(3):
+    def shares():
         found = [goodput / PAYLOAD / 1e6
                  for goodput in together(network, [network.shaped.path(*pair) for pair in pairs], 0.5, 3)]
-        if [*found, sum(found)] == pytest.approx(expected, rel=0.02):
-            break
-    assert [*found, sum(found)] == pytest.approx(expected, rel=0.02)
+        return [*found, sum(found)]
+
+    assert_becomes(pytest.approx(expected, rel=0.02), shares)
 
 
 @pytest.mark.root

@@ -92,7 +92,8 @@ def test_each_compose_takes_the_file(need):
 
 
 @pytest.mark.slow
-def test_up_trains_both_arms_and_down_leaves_nothing(need, tmp_path):
+@pytest.mark.timeout(700)      # a campaign whose links were off is measured twice
+def test_up_trains_both_arms_and_down_leaves_nothing(need, tmp_path, status_of):
     docker = pytest.importorskip("docker")
     try:
         client = docker.from_env()
@@ -107,15 +108,17 @@ def test_up_trains_both_arms_and_down_leaves_nothing(need, tmp_path):
     environment = {**os.environ, "STEPS": "3", "SUBNET": "10.79.3"}
     try:
         done = subprocess.run([*command, "up", "--no-build", "--exit-code-from", "director"], env=environment,
-                              capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+                              capture_output=True, text=True, timeout=600)
+        said = done.stdout[-3000:] + done.stderr[-1000:]
+        assert (tmp_path / "runs").exists(), said
         run, = (tmp_path / "runs").iterdir()
+        assert done.returncode == status_of(run), said
         outcomes = [json.loads(line) for line in (run / "outcomes.jsonl").read_text().splitlines()]
         assert sorted((outcome["arm"], outcome["rank"]) for outcome in outcomes) == [
             (arm, rank) for arm in ("gloo", "shard") for rank in range(4)]
         assert len({outcome["parameters_sha256"] for outcome in outcomes if outcome["arm"] == "shard"}) == 1
-        stamp, = json.loads((run / "environment.json").read_text())["networks"]
-        assert (stamp["runtime"], stamp["speedup"]) == ("compose", 10)
+        stamps = json.loads((run / "environment.json").read_text())["networks"]
+        assert {(stamp["runtime"], stamp["speedup"]) for stamp in stamps} == {("compose", 10)}
     finally:
         subprocess.run([*command, "down"], env=environment, capture_output=True, check=False)
     mine = {"label": f"com.docker.compose.project={PROJECT}"}

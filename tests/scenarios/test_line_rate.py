@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import statistics
 import time
 from datetime import timedelta
 
@@ -24,7 +23,7 @@ paths:
   - {between: [s, s], delay: 10 ms, rate: 2 MB/s}
 """
 COUNT = 250_000  # 1 MB: half a second at line rate
-REPETITIONS = 3
+REPETITIONS = 5
 
 
 @pytest.fixture
@@ -78,18 +77,19 @@ def test_an_all_gather_of_two_takes_as_long_as_a_transfer_one_way(network, tmp_p
         pipes.append(ours)
         ranks.append(one)
     try:
-        assert all(pipe.poll(90) for pipe in pipes), "the ranks hang"
+        assert all(pipe.poll(200) for pipe in pipes), "the ranks hang"
         seen = [pipe.recv() for pipe in pipes]
     finally:
         for one in ranks:
-            one.join(10)
+            one.join(60)
             one.kill()
 
-    def median(what):
+    def least(what):
+        """What a busy machine does comes on top."""
         spans = list(zip(*(rank[what] for rank in seen), strict=True))[1:]
-        return statistics.median(max(end for _, end in pair) - min(start for start, _ in pair) for pair in spans)
+        return min(max(end for _, end in pair) - min(start for start, _ in pair) for pair in spans)
 
-    one_way, both_ways = median("one way"), median("both ways")
+    one_way, both_ways = least("one way"), least("both ways")
     assert one_way > 0.45  # the path is what limits it: 1 MB at 2 MB/s
     # Acknowledgements of the other direction take a few percent; one direction after the other, twice as long.
     assert both_ways / one_way < 1.2, (one_way, both_ways)

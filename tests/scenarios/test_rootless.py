@@ -73,7 +73,7 @@ def owner(pid):
         return None
 
 
-def eventually(condition, seconds=20):
+def eventually(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -98,18 +98,19 @@ def home(need):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)      # a campaign whose links were off is measured twice
 def test_compare_measures_and_leaves_nothing(home, status_of):
     namespaces = set(os.listdir("/run/netns")) if os.path.exists("/run/netns") else set()
     done = subprocess.run(frogtorch("compare", home / "scenario.yaml", "--output", home / "run"), capture_output=True,
-                          text=True, timeout=250)
+                          text=True, timeout=600)
     assert done.returncode == status_of(home / "run"), done.stdout + done.stderr
-    network, = json.loads((home / "run/environment.json").read_text())["networks"]
-    assert network["rootless"] is True
+    networks = json.loads((home / "run/environment.json").read_text())["networks"]
+    assert {network["rootless"] for network in networks} == {True}
     # A MB one way takes 0.2614 s at 4 MB/s x 1448/1514, and an all-reduce of two ranks carries its size once each way.
     big = [seen for seen in load(home / "run/measurements.jsonl", Measurement) if seen.nbytes == 2_100_000]
-    assert {seen.arm for seen in big} == {"gloo", "shard"}
-    for seen in big:
-        assert 2.1 * 0.2614 < seen.seconds < 2.1 * 0.2614 * 1.5
+    # None is faster; the fastest, as a busy machine holds some of them up, is not much slower.
+    for arm in ("gloo", "shard"):
+        assert 2.1 * 0.2614 < min(seen.seconds for seen in big if seen.arm == arm) < 2.1 * 0.2614 * 1.5
     assert len(load(home / "run/fidelity.jsonl", Fidelity)) == 4
     assert (home / "run/points.csv").stat().st_uid == USER
     eventually(lambda: not processes())
@@ -117,10 +118,11 @@ def test_compare_measures_and_leaves_nothing(home, status_of):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_a_killed_run_leaves_nothing(home):
     run = subprocess.Popen(frogtorch("compare", home / "scenario.yaml", "--output", home / "run"),
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually(lambda: (home / "run/measurements.jsonl").exists(), 200)
+    eventually(lambda: (home / "run/measurements.jsonl").exists(), 500)
     assert len(processes()) > 3      # the command, ranks, and what holds packets
     run.kill()
     run.wait()
@@ -128,7 +130,7 @@ def test_a_killed_run_leaves_nothing(home):
 
 
 def test_down_finds_nothing_to_take_down(home):
-    done = subprocess.run(frogtorch("down"), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(frogtorch("down"), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0
     assert "nothing of ours is up" in done.stdout
 
