@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from emulator.topology import Topology
 from scenarios import fit
 from scenarios.arms import ARMS
-from scenarios.records import Measurement, Point, Prediction, load, sha256
+from scenarios.records import Measurement, Point, Prediction, load
 
 BLIND, CALIBRATED, CLOSED_FORM = "blind", "calibrated", "closed form"
 BASES = BLIND, CALIBRATED, CLOSED_FORM
@@ -77,18 +78,49 @@ class Errors:
     maximum: float
 
 
-def compare(directory: Path, partial: bool = False) -> list[Row]:
-    """Join the predictions.jsonl and measurements.jsonl of a run directory; see :func:`join`.
+def recorded(directory: Path, networks: Mapping[int | None, Topology]
+             ) -> tuple[list[Prediction], list[Measurement]]:
+    """The predictions of a run directory, and its measurements, which are none before it is measured.
 
-    Raises RecordError for a line that is no record, CompareError for a file that is missing and for what :func:`join`
-    refuses.
+    `networks` are its scenario's (:attr:`scenarios.scenario.Scenario.networks`). Raises RecordError for a line that is
+    no record, CompareError for one about another network than these, and without predictions.
     """
-    predictions = directory / "predictions.jsonl"
-    for file, command in ((predictions, "predict"), (directory / "measurements.jsonl", "measure")):
-        if not file.exists():
-            raise CompareError(f"{file}: there is no such file; `frogtorch {command}` writes it")
-    return join(load(predictions, Prediction), load(directory / "measurements.jsonl", Measurement),
-                sha256(predictions), partial)
+    predicted, measured = directory / "predictions.jsonl", directory / "measurements.jsonl"
+    if not predicted.exists():
+        raise CompareError(f"{predicted}: there is no such file; `frogtorch predict` writes it")
+    predictions = load(predicted, Prediction)
+    measurements = load(measured, Measurement) if measured.exists() else []
+    both: tuple[tuple[Path, Sequence[Prediction | Measurement]], ...] = (
+        (predicted, predictions), (measured, measurements))
+    for file, points in both:
+        for line, point in enumerate(points, 1):
+            _refuse_stranger(f"{file}:{line}: ", point, networks)
+    return predictions, measurements
+
+
+def _refuse_stranger(where: str, point: Prediction | Measurement, networks: Mapping[int | None, Topology]) -> None:
+    about = "topology.yaml" if point.timeline is None else f"campaigns/{point.timeline}.yaml"
+    if point.timeline not in networks:
+        raise CompareError(f"{where}it is about {about}, which the scenario does not have: predict again")
+    known = networks[point.timeline]
+    if isinstance(point, Prediction):
+        if point.topology_sha256 != known.sha256:
+            raise CompareError(f"{where}predictions are about another {about} (SHA-256 {point.topology_sha256[:12]}…, "
+                               f"not {known.sha256[:12]}…): put back the one that was predicted, or predict again")
+    elif point.second is None and point.workload == "training" and known.timeline:
+        raise CompareError(f"{where}it lacks 'second', which says when in the timeline its step began: measure again")
+
+
+def refuse_others(measurements: Sequence[Measurement], digest: str) -> None:
+    """Raise CompareError for measurements that answer other predictions than those of a file of that SHA-256."""
+    strangers = [m for m in measurements if m.prediction != digest]
+    if strangers:
+        first = strangers[0]
+        raise CompareError(
+            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {name(first.key)}, "
+            f"repetition {first.repetition}, carries {first.prediction[:12]}…, predictions.jsonl is "
+            f"{digest[:12]}…; predictions must not change after measuring: put them back as they were, or predict into "
+            "a new run directory, and measure that")
 
 
 def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement], digest: str,
@@ -103,13 +135,7 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     prediction (blind; closed form too for an all-reduce; calibrated if any is; of an arm that is not simulated none)
     or no measurement.
     """
-    strangers = [m for m in measurements if m.prediction != digest]
-    if strangers:
-        first = strangers[0]
-        raise CompareError(
-            f"{len(strangers)} of {len(measurements)} measurements answer other predictions: {name(first.key)}, "
-            f"repetition {first.repetition}, carries {first.prediction[:12]}…, predictions.jsonl is "
-            f"{digest[:12]}…; predictions must not change after measuring: predict and measure again")
+    refuse_others(measurements, digest)
     predicted: dict[Key, dict[str, Prediction]] = defaultdict(dict)
     for p in predictions:
         if p.basis in predicted[p.key]:
@@ -120,8 +146,6 @@ def join(predictions: Sequence[Prediction], measurements: Sequence[Measurement],
     for m in measurements:
         speedups = {p.speedup for p in predicted.get(m.key, {}).values()}
         (measured if not speedups or m.speedup in speedups else scaled)[m.key].append(m)
-    if partial and not measured:
-        raise CompareError("nothing is measured yet: `frogtorch measure` does that")
     _refuse_gaps(predicted, measured, partial)
     keys = [*(key for key in predicted if key in measured), *(key for key in measured if key not in predicted)]
     return [_row(list(predicted.get(key, {}).values()), measured[key], scaled[key]) for key in keys]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios import fit, resume
-from scenarios.compare import BASES, CALIBRATED, Row, compare, name
+from scenarios.compare import BASES, CALIBRATED, CompareError, Row, join, name, recorded
 from scenarios.records import (
     Applied,
     Collective,
@@ -22,6 +22,7 @@ from scenarios.records import (
     R,
     RecordError,
     load,
+    sha256,
 )
 from scenarios.scenario import AllReduce, Scenario
 from scenarios.script import as_predicted
@@ -90,10 +91,12 @@ class Results:
         or b are missing. A run that is not finished is read as far as it goes.
         """
         scenario = as_predicted(directory)
-        rows = compare(directory, partial=True)
+        predictions, measurements = recorded(directory, dict(scenario.networks))
+        rows = join(predictions, measurements, sha256(directory / "predictions.jsonl"), partial=True)
+        if not rows:
+            raise CompareError(f"{directory}: nothing is measured yet; `frogtorch measure` does that")
         environment = _environment(directory)
         _refuse_mixed_code(directory, environment)
-        predictions = load(directory / "predictions.jsonl", Prediction)
         missing = tuple(_missing(scenario, predictions, rows))
         fits = _fits(scenario, rows) if scenario.all_reduce else []
         return cls(

@@ -8,10 +8,12 @@ was finished is lost, and nothing counts twice.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,30 @@ RERUNS = 1
 
 Key = tuple[Any, ...]
 """(campaign, workload, world size, arm, then bytes and repetition, or bucket view)"""
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Measure into a run directory; raises ValueError if another process does.
+
+    The lock is on predictions.jsonl, which nobody changes. It goes with the process, however that ends.
+    """
+    with (directory / "predictions.jsonl").open("r+b") as held:      # for writing: NFS locks no other file
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{directory}: another process{_who_locks(held.fileno())} measures into this run "
+                             "directory; wait until it has ended, then `frogtorch measure --resume` goes on if "
+                             "anything is left") from None
+        yield
+
+
+def _who_locks(descriptor: int) -> str:
+    """Its number, as far as the kernel tells: proc_locks(5)."""
+    inode = str(os.fstat(descriptor).st_ino)
+    return next((f", number {pid}," for _, kind, _, _, pid, file, *_ in
+                 map(str.split, Path("/proc/locks").read_text().splitlines())
+                 if kind == "FLOCK" and file.rpartition(":")[2] == inode), "")
 
 
 def repetition(campaign: int, world_size: int, arm: str, nbytes: int, number: int) -> Key:

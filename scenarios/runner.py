@@ -13,24 +13,24 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from emulator.hosts import netns
 from emulator.hosts.runtime import MakesRuntime, Runtime
-from emulator.topology import Topology
 from emulator.units import format_size
 from scenarios import fit, resume
 from scenarios.arms import ARMS, Arm, Keeps
 from scenarios.campaigns import Campaign, campaigns
+from scenarios.compare import recorded, refuse_others
 from scenarios.conductor import Conductor
 from scenarios.predict import life_size
 from scenarios.progress import Estimate, Stages
 from scenarios.ranks import Place, RankError, Ranks
 from scenarios.recorder import Recorder
-from scenarios.records import Applied, Failure, Measurement, Prediction, load
+from scenarios.records import Applied, Failure, Measurement, load, sha256
 from scenarios.scenario import Scenario, Training
 from scenarios.script import read
 
@@ -48,8 +48,8 @@ class Runner:
         self._run = run
         self._engine = engine
         self._stages = stages
-        self._predictions = load(directory / "predictions.jsonl", Prediction)
-        _refuse_strangers(directory, self._predictions, dict(scenario.networks))
+        self._predictions, measurements = recorded(directory, dict(scenario.networks))
+        refuse_others(measurements, sha256(directory / "predictions.jsonl"))
         self._records = Recorder(directory)
         resume.mend(directory)
         self._done = resume.finished(directory)
@@ -332,15 +332,3 @@ class Runner:
     def _probe(self, network: Runtime, campaign: Campaign, when: Literal["before", "after"]) -> None:
         self._stages.stage(f"{self._named(campaign)}: probing every path {when} it", 1)
         self._records.fidelity(campaign, when, network.probe(self._stages.at))
-
-
-def _refuse_strangers(directory: Path, predictions: Sequence[Prediction],
-                      networks: Mapping[int | None, Topology]) -> None:
-    for p in predictions:
-        file = "topology.yaml" if p.timeline is None else f"campaigns/{p.timeline}.yaml"
-        if p.timeline not in networks:
-            raise ValueError(f"{directory}: predictions are about {file}, which the scenario does not have: predict "
-                             "again")
-        if p.topology_sha256 != (known := networks[p.timeline].sha256):
-            raise ValueError(f"{directory}: predictions are about another {file} (SHA-256 {p.topology_sha256[:12]}…, "
-                             f"not {known[:12]}…): predict again")

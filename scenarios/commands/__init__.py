@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,15 @@ def command(commands: Commands, name: str, act: Callable[[argparse.Namespace], i
     """Add a command that `act` carries out, with `text` as its help, in lower case and without a full stop."""
     added = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=epilog,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    added.set_defaults(command=act)
+    added.set_defaults(command=act, given=lambda options, name: getattr(options, name) != added.get_default(name))
     return added
+
+
+def refuse_ignored(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise ValueError if one of these options is given, which nothing would read; `why` follows its name."""
+    for name in names:
+        if options.given(options, name):
+            raise ValueError(f"--{name.replace('_', '-')} {why}")
 
 
 def link_options(of: argparse.ArgumentParser, external: bool = False) -> None:
@@ -40,6 +47,10 @@ def link_options(of: argparse.ArgumentParser, external: bool = False) -> None:
     of.add_argument("--engine", choices=("auto", *ENGINES), default="auto",
                     help="what holds packets for a path's delay (default: the first of these that this "
                          "machine has)")
+
+
+MACHINE = ("rank", "world", "master", "name", "address", "secret_file")
+"""The options of the next function."""
 
 
 def machine_options(of: argparse.ArgumentParser) -> None:

@@ -16,7 +16,16 @@ from emulator.hosts.runtime import EXTERNAL, chosen
 from scenarios import records, timelines
 from scenarios.calibration import Calibration
 from scenarios.calibration import load as load_calibration
-from scenarios.commands import command, console, link_options, machine_options, place_of, report
+from scenarios.commands import (
+    MACHINE,
+    command,
+    console,
+    link_options,
+    machine_options,
+    place_of,
+    refuse_ignored,
+    report,
+)
 from scenarios.compare import BASES, BLIND, Key
 from scenarios.environment import environment
 from scenarios.predict import predict
@@ -109,6 +118,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     if options.runtime != EXTERNAL:
+        refuse_ignored(options, MACHINE, "is about machines of your own: add --runtime external")
         return _measure_run(options, None)
     from scenarios import external
 
@@ -144,6 +154,8 @@ def compare(options: argparse.Namespace) -> int:
     if options.other is not None:
         from scenarios.changes import changes
 
+        refuse_ignored(options, ("output", "script", "arguments", "runtime", "engine", "calibration", "calibrate"),
+                       "is for measuring, and two runs are compared as they are: leave it out")
         console().print(changes(options.scenario, options.other))
         return 0
     scenario, script = _loaded(options)
@@ -172,6 +184,7 @@ def _loaded(options: argparse.Namespace) -> tuple[Scenario, Script | None]:
     """The scenario, and the script that stands in for its workload, if one was given."""
     scenario = load_scenario(options.scenario)
     if options.script is None:
+        refuse_ignored(options, ["arguments"], "go to a script: add --script FILE")
         return scenario, None
     return scripted(scenario, options.script, tuple(options.arguments))
 
@@ -256,7 +269,7 @@ def _run(scenario: Scenario, directory: Path, options: argparse.Namespace,
              if machines is None else "to go on: the same command with --resume, on every machine")
     print(f"run {run}: results in {directory} ({ended})", file=sys.stderr)
     make = chosen(options.runtime).Network if machines is None else external.network(machines)
-    with Stages() as stages:
+    with resume.alone(directory), Stages() as stages:
         # A network that is not ours does not get better by measuring it again.
         return Runner(scenario, directory, run, options.engine, stages, make,
                       resume.RERUNS if machines is None else 0).measure()

@@ -60,6 +60,7 @@ def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: in
     rng = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ROOT / "topologies/seattle-newyork.yaml", directory / "topology.yaml")
+    topology = sha256(directory / "topology.yaml")
     (directory / "scenario.yaml").write_text(
         SCENARIO % "\n".join(f"  {size}: [{', '.join(hosts)}]" for size, hosts in worlds.items()))
     (directory / "environment.json").write_text(json.dumps({"schema": 1, "networks": [
@@ -75,7 +76,7 @@ def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: in
     predictions = directory / "predictions.jsonl"
     for basis, of, factor in (("blind", times + steps, 1.0), ("closed form", times, 0.9)):
         append(predictions, [Prediction(**point, basis=basis, seconds=t * factor, speedup=speedup(point),
-                                        date="2026-01-02T03:04:05+00:00", topology_sha256="7" * 64)
+                                        date="2026-01-02T03:04:05+00:00", topology_sha256=topology)
                              for point, t in of])
     digest = sha256(predictions)
 

@@ -7,6 +7,7 @@ import pytest
 from made import Network
 
 from scenarios import resume, runner
+from scenarios.compare import CompareError
 from scenarios.predict import predict
 from scenarios.progress import Stages
 from scenarios.ranks import RankError
@@ -91,6 +92,16 @@ def test_everything_is_measured_once_and_a_second_time_nothing(measure, world, t
     told = len(world.told)
     assert measure() == []
     assert (measured(tmp_path), len(world.told)) == (EVERY, told)
+
+
+def test_a_run_whose_predictions_were_changed_is_not_resumed(measure, world, tmp_path):
+    world.fails = lambda arm, nbytes, repetition: arm == "gloo"
+    measure()
+    told, file = len(world.told), tmp_path / "predictions.jsonl"
+    file.write_text(file.read_text().replace('"seconds":', '"seconds": ', 1))
+    with pytest.raises(CompareError, match=r"8 of 8 measurements answer other predictions: .* put them back"):
+        measure()
+    assert len(world.told) == told
 
 
 def test_a_rank_that_fails_ends_its_point_and_its_error_is_kept(measure, world, tmp_path):
