@@ -11,7 +11,7 @@ from rich.console import Group
 
 from emulator.units import format_size
 from scenarios import fit, original
-from scenarios.arms import ARMS, Keeps
+from scenarios.arms import Keeps, kept
 from scenarios.compare import BLIND, Row
 from scenarios.records import Collective, Measurement
 from scenarios.results import Results
@@ -20,8 +20,7 @@ from scenarios.timelines import in_words
 
 
 def _trained(results: Results, keeps: Keeps | None = None) -> list[Row]:
-    return [row for row in results.rows if row.workload != "all_reduce"
-            and (keeps is None or row.arm not in ARMS or ARMS[row.arm].keeps is keeps)]
+    return [row for row in results.rows if row.workload != "all_reduce" and keeps in (None, kept(row.arm))]
 
 
 def _by_campaign(measurements: Iterable[Measurement]) -> dict[int, list[float]]:
@@ -89,7 +88,7 @@ class Band:
     @property
     def keeps(self) -> Keeps:
         """What the arm keeps; an arm that is not known, the sum."""
-        return ARMS[self.arm].keeps if self.arm in ARMS else Keeps.SUM
+        return kept(self.arm)
 
 
 def across(results: Results) -> list[Band]:
@@ -121,7 +120,7 @@ def pairs(results: Results) -> Iterator[Group]:
     for keeps in Keeps:
         table = sheet("campaign", "W", "arm", "off, s", "on, s", "off ÷ on", "95 % interval")
         for pair in effects:
-            if (ARMS[pair.arm].keeps if pair.arm in ARMS else Keeps.SUM) is keeps:
+            if kept(pair.arm) is keeps:
                 table.add_row(str(pair.campaign), str(pair.world_size), pair.arm, time(pair.above), time(pair.below),
                               f"{pair.ratio.value:.3f}", interval(pair.ratio))
         if table.row_count:
@@ -172,13 +171,13 @@ def waits(results: Results) -> Iterator[tuple[int, Group]]:
         table = sheet("W", "algorithm", "size", "peer", "n", "wait 1, ms", "transfer 1, ms", "wait 2, ms",
                       "transfer 2, ms", "rate, MB/s")
         for (world, algorithm, nbytes, peer), seen in sorted(groups.items()):
-            spans = {phase: [span for c in seen if (span := c.peers[peer].get(phase))]
+            spans = {phase: [span for c in seen if (span := getattr(c.peers[peer], phase))]
                      for phase in ("phase1", "phase2")}
             if not any(spans.values()):
                 spans["phase1"] = [c.peers[peer] for c in seen]
-            rates = [rate / c.speedup for c in seen if (rate := c.peers[peer].get("rate"))]
+            rates = [rate / c.speedup for c in seen if (rate := c.peers[peer].rate)]
             table.add_row(str(world), algorithm, format_size(nbytes), str(peer), str(len(seen)),
-                          *(milliseconds(span[part] for span in spans[phase])
+                          *(milliseconds(getattr(span, part) for span in spans[phase])
                             for phase in ("phase1", "phase2") for part in ("wait", "transfer")),
                           f"{statistics.median(rates) / MEGA:.3f}" if rates else NONE)
         yield rank, titled(f"Rank {rank}: waiting for each peer, and transferring from it, in phases 1 and 2; medians, "

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 from frogtorch.collectives import ALL_REDUCE
 
-__all__ = ["ARMS", "Arm", "Keeps"]
+__all__ = ["ARMS", "Arm", "Keeps", "kept"]
 
 
 class Keeps(StrEnum):
@@ -73,3 +73,8 @@ _POWERSGD = tuple(Arm(f"powersgd-{base}", backend, hook="powersgd", keeps=Keeps.
 
 ARMS = {arm.name: arm for arm in (*_GLOO, *_FROGTORCH, *_HOOKS, *_FP16, *_POWERSGD)}
 """By name."""
+
+
+def kept(arm: str) -> Keeps:
+    """What the arm of that name keeps; the sum, if a run has an arm that is not known here."""
+    return ARMS[arm].keeps if arm in ARMS else Keeps.SUM

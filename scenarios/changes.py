@@ -24,8 +24,8 @@ _LEAST = 6
 """Repetitions of a run, below which their median has no interval."""
 
 
-def changes(first: Path, second: Path) -> RenderableType:
-    """Say what of run B, the second, is not as in run A: for a rich Console.
+def changes(first: Path, second: Path) -> tuple[RenderableType, bool]:
+    """Say what of run B, the second, is not as in run A: for a rich Console; and whether both runs are beyond doubt.
 
     The ratio of a point is B's median over A's; each run's repetitions are resampled by themselves, as they have no
     block in common. A point changed where the 95 % interval of its ratio leaves out 1. Raises what
@@ -58,7 +58,8 @@ def changes(first: Path, second: Path) -> RenderableType:
         if only:
             parts.append(Text(f"Only in {name}: {len(only)} points"))
     parts.append(_environment(a, b))
-    return Group(*(item for part in parts for item in (part, Text())))
+    doubts = [Text(f"{name}: {doubt}", style="bold red") for name, of in (("A", a), ("B", b)) for doubt in of.doubts]
+    return Group(*(item for part in (*parts, *doubts) for item in (part, Text()))), not doubts
 
 
 def _ratio(old: Row, new: Row) -> Estimate:

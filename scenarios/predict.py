@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
 
 from emulator import sim
 from emulator.topology import Topology
 from scenarios.arms import ARMS, Arm
 from scenarios.calibration import Calibration
-from scenarios.records import Prediction
+from scenarios.records import Prediction, RecordError, read
 from scenarios.scenario import Scenario, Training
 from scenarios.workloads import Workload
 
 NOTHING = {"forward": 0.0, "first_bucket": 0.0, "backward": 0.0, "optimiser": 0.0}
 """The computation of a step that is its exchange alone."""
+
+
+def _whole(parts: dict[str, float]) -> dict[str, float]:
+    if missing := [name for name in NOTHING if name not in parts]:
+        raise ValueError(f"{missing[0]!r} is missing")
+    return parts
+
+
+Compute = dict[str, Annotated[dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_whole)]]
+"""The content of compute.json: seconds of the parts of a training step, by world size."""
+
+
+def computed(file: Path, worlds: Iterable[int]) -> Compute:
+    """Read a compute.json. Raises RecordError for a file that is none, or says nothing of one of the worlds."""
+    known = read(file, Compute)
+    if missing := [world for world in worlds if str(world) not in known]:
+        raise RecordError(f"{file} says nothing of W = {missing[0]}; take one of a scenario that has that world")
+    return known
 
 
 @dataclass(frozen=True)
@@ -40,14 +61,11 @@ def predict(scenario: Scenario, compute: Mapping[str, Mapping[str, float]] | Non
     and so the acknowledgements, are not scaled with the rate. `compute` is the content of compute.json: seconds of the
     parts of a training step, by world size; without it, a training step is its exchange alone. On a network that
     changes, all steps of a training are predicted, one after another from second 0 on; where campaigns have timelines
-    of their own, on each of them. Raises ValueError if `compute` lacks a world, or `calibration` a world, a speed-up or
-    a path.
+    of their own, on each of them. Raises CalibrationError if `calibration` lacks a world, a speed-up or a path.
 
     Arms that nothing is known of before they run have no predictions: those that skip contributions, whose ranks are
     not in step, and PowerSGD. gradient_as_bucket_view changes nothing that is exchanged: one time, for either setting.
     """
-    if scenario.training and compute is not None and (missing := [w for w in scenario.worlds if str(w) not in compute]):
-        raise ValueError(f"compute.json says nothing of W = {missing[0]}; take one of a scenario that has that world")
     for (timeline, topology), (size, world) in product(scenario.networks, scenario.worlds.items()):
         for arm in scenario.arms:
             point = partial(Prediction, arm=arm, world_size=size, hosts=world, timeline=timeline,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from emulator.links.fidelity import PathFidelity
 from scenarios.campaigns import Campaign
-from scenarios.predict import NOTHING
-from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, append, sha256
+from scenarios.predict import NOTHING, computed
+from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, append, environment, sha256
 from scenarios.scenario import Training
 
 _REDUCTIONS = ("all_reduce", "faithful")
@@ -21,8 +21,10 @@ class Recorder:
     """Adds to the records of a run whose predictions are written."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises RecordError for an environment.json that is none."""
         self._directory = directory
         self._prediction = sha256(directory / "predictions.jsonl")
+        environment(directory)      # which is added to, and must not be refused when something is measured
         (directory / "telemetry").mkdir(exist_ok=True)
 
     def measurement(self, spans: Sequence[tuple[float, float]], life: Callable[[float], float], campaign: Campaign, *,
@@ -102,15 +104,14 @@ class Recorder:
     def compute(self, world_size: int) -> dict[str, float]:
         """Seconds of the parts of a step without its exchange, as the predictions took them."""
         file = self._directory / "compute.json"
-        parts: dict[str, float] = json.loads(file.read_text())[str(world_size)] if file.exists() else NOTHING
-        return parts
+        return computed(file, [world_size])[str(world_size)] if file.exists() else NOTHING
 
     def refuse_mixed_code(self, modules: Sequence[dict[str, str]], world: Sequence[str]) -> None:
         """Record what each rank runs; raises ValueError if it is not the same as on every other, and as so far."""
         mine: list[dict[str, Any]] = [
             {"world_size": len(world), "rank": rank, "host": host, "modules_sha256": modules[rank]}
             for rank, host in enumerate(world)]
-        known = json.loads((self._directory / "environment.json").read_text()).get("ranks", [])
+        known = environment(self._directory).get("ranks", [])
         first = (*known, *mine)[0]
         for other in mine:
             if other["modules_sha256"] != first["modules_sha256"]:
@@ -125,7 +126,7 @@ class Recorder:
     def stamp(self, what: str, more: list[Any]) -> None:
         """Add to a list of environment.json."""
         file = self._directory / "environment.json"
-        known = json.loads(file.read_text())
+        known = environment(self._directory)
         known.setdefault(what, []).extend(more)
         new = file.with_suffix(".new")
         new.write_text(json.dumps(known, indent=2) + "\n")

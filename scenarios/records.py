@@ -31,11 +31,12 @@ reads them. Times are seconds, sizes bytes, rates bytes per second. With a speed
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 SCHEMA = 1
 
@@ -213,6 +214,33 @@ class Applied(Record):
         return (self.applied_second - self.second) / self.speedup
 
 
+class Ran(Record):
+    """What one rank ran."""
+
+    world_size: int
+    rank: int
+    host: str
+    modules_sha256: dict[str, str]
+
+
+class Environment(Record):
+    """environment.json: what reports use of it."""
+
+    networks: list[dict[str, Any]] = []
+    ranks: list[Ran] = []
+
+
+class Span(BaseModel):
+    """How long one peer's bytes were waited for and took, in seconds; bytes per second where that took time."""
+
+    wait: float
+    transfer: float
+    rate: float | None = None
+    phase1: Span | None = None
+    """The part of it in this phase, as in the next."""
+    phase2: Span | None = None
+
+
 class Collective(Record):
     """One finished collective as one rank's backend saw it: the part of a telemetry line that reports use.
 
@@ -235,17 +263,20 @@ class Collective(Record):
     """From the first byte of a reduced cell to the end; the two overlap when the collective is pipelined."""
 
     rank: int = 0
+    time_ns: int | None = None
+    """When it started, by the wall clock."""
     campaign: int = 0
     arm: str | None = None
     bucket_view: bool | None = None
-    peers: dict[int, dict[str, Any]] = {}
-    """By peer: seconds of `wait` and `transfer`, `bytes`, `rate`; in `phase1` and `phase2` the same four of each."""
+    peers: dict[int, Span] = {}
+    """By peer."""
     payload_received: int | None = None
     socket_received: int | None = None
     socket_sent: int | None = None
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 class RecordError(ValueError):
@@ -272,11 +303,35 @@ def load(file: Path, kind: type[R]) -> list[R]:
             try:
                 records.append(kind.model_validate_json(line))
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"]) or "the line"
-                raise RecordError(f"{file}:{number}: no {kind.__name__} of schema {SCHEMA}: {where}: "
-                                  f"{first['msg']}") from None
+                raise RecordError(f"{file}:{number}: no {kind.__name__} of schema {SCHEMA}: "
+                                  f"{_first(error, 'the line')}") from None
     return records
+
+
+def read(file: Path, kind: type[T]) -> T:
+    """Read a file that is one JSON document, such as environment.json. Raises RecordError, naming the file."""
+    try:
+        return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{file}:{error.lineno}: no JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RecordError(f"{file}:{line}: byte 0x{error.object[error.start]:02x} is no UTF-8") from None
+    except ValidationError as error:
+        raise RecordError(f"{file}: {_first(error, 'the whole')}") from None
+    except (OSError, RecursionError) as error:
+        raise RecordError(f"{file} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def environment(directory: Path) -> dict[str, Any]:
+    """The content of a run's environment.json, which is one of an :class:`Environment`. Raises RecordError."""
+    return read(directory / "environment.json", Environment).model_dump(by_alias=True, exclude_unset=True)
+
+
+def _first(error: ValidationError, whole: str) -> str:
+    """Where the first thing is that is wrong, and what."""
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or whole}: {first['msg']}"
 
 
 def sha256(file: Path) -> str:

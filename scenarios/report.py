@@ -20,9 +20,6 @@ CSV_HEADER = ("arm", "world_size", "hosts", "workload", "nbytes", "speedup", "n"
               "measured_low_s", "measured_high_s", "blind_s", "closed_form_s", "blind_ln_error", "closed_form_ln_error",
               "bucket_view", "calibrated_s", "calibrated_ln_error", "timeline")
 
-SHOWN = 20
-"""How many of the points that are missing are named."""
-
 
 def report(directory: Path) -> tuple[RenderableType, bool]:
     """Return the report of a measured run, for a rich Console, and whether the run was well: links, bars, all points.
@@ -67,31 +64,22 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
     parts.append(Text("Written: " + ", ".join(str(file) for file in written)))
     remarks = list(notes(results, held))
     (directory / "report.html").write_text(page(results, header(results), remarks), encoding="utf-8")
-    well = not results.missing and all(probe.valid for probe in results.fidelity) and not any(
-        check.broken for check in held)
+    well = not results.doubts and not any(check.broken for check in held)
     return Group(*(item for part in (*parts, *remarks) for item in (part, Text()))), well
 
 
 def notes(results: Results, held: Sequence[bars.Check]) -> Iterator[Text]:
-    """What is wrong with the run: campaigns that were void, points that failed, what is missing, bars, links."""
+    """What is wrong with the run: campaigns that were void, points that failed, bars, what is missing, links."""
     for campaign, kept in results.voids:
         yield Text(f"Campaign {campaign} was void, as links were off, and was measured again; what it measured first "
                    f"is in {kept}, and in no table.")
     for failure in results.failures:
         yield Text(f"FAILED: {failure}, at {failure.date}\n{failure.error.strip()}", style="red")
-    if results.missing:
-        shown = [*results.missing[:SHOWN], *[f"… and {len(results.missing) - SHOWN} more"]
-                 * (len(results.missing) > SHOWN)]
-        yield Text("INCOMPLETE: there is no verdict, no bar and no error over the grid, which are of the whole grid or "
-                   f"not at all; `frogtorch measure --resume {results.directory}` goes on.\n  "
-                   + "\n  ".join(shown), style="bold red")
     if broken := [check for check in held if check.broken]:
         yield Text("BROKEN: " + "; ".join(f"{check.bar}, but {check.ratio.value:.3f} at {check.where}"
                                           for check in broken), style="bold red")
-    if not all(probe.valid for probe in results.fidelity):
-        yield Text("INVALID: links were not what the topology describes; which, is said beside the links. "
-                   "Measure again before concluding anything.", style="bold red")
-
+    for doubt in results.doubts:
+        yield Text(doubt, style="bold red")
 
 
 def write_csv(results: Results, file: Path) -> None:

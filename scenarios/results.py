@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,6 +20,7 @@ from scenarios.records import (
     Prediction,
     R,
     RecordError,
+    environment,
     load,
     sha256,
 )
@@ -29,6 +29,9 @@ from scenarios.script import as_predicted
 from scenarios.steps import History, histories
 from scenarios.theory import Theory, ratio, theory
 from scenarios.verdict import Verdict, verdict
+
+SHOWN = 20
+"""How many of the points that are missing are named."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,27 @@ class Results:
         """Whether there are calibrated predictions: of all points that are simulated, then."""
         return any(CALIBRATED in row.predicted for row in self.rows)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why nothing should be concluded from the run yet, each with what to do; links must have been probed."""
+        found = []
+        if self.missing:
+            shown = [*self.missing[:SHOWN], *[f"… and {len(self.missing) - SHOWN} more"]
+                     * (len(self.missing) > SHOWN)]
+            found.append("INCOMPLETE: there is no verdict, no bar and no error over the grid, which are of the whole "
+                         f"grid or not at all; `frogtorch measure --resume {self.directory}` goes on.\n  "
+                         + "\n  ".join(shown))
+        if not all(probe.valid for probe in self.fidelity):
+            found.append("INVALID: links were not what the topology describes; which, is said beside the links. "
+                         "Measure again before concluding anything.")
+        measured = sorted({m.campaign for row in self.rows for m in (*row.measurements, *row.scaled)})
+        probed = {(probe.campaign, probe.when) for probe in self.fidelity}
+        if unknown := [f"{when} campaign {campaign}" for campaign in measured for when in ("before", "after")
+                       if (campaign, when) not in probed]:
+            found.append("NOT PROBED: nothing says that links were what the topology describes "
+                         f"{', '.join(unknown)}. Measure again before concluding anything.")
+        return tuple(found)
+
     @classmethod
     def load(cls, directory: Path) -> Results:
         """Read a measured run.
@@ -95,12 +119,12 @@ class Results:
         rows = join(predictions, measurements, sha256(directory / "predictions.jsonl"), partial=True)
         if not rows:
             raise CompareError(f"{directory}: nothing is measured yet; `frogtorch measure` does that")
-        environment = _environment(directory)
-        _refuse_mixed_code(directory, environment)
+        made_with = environment(directory) if (directory / "environment.json").exists() else {}
+        _refuse_mixed_code(directory, made_with)
         missing = tuple(_missing(scenario, predictions, rows))
         fits = _fits(scenario, rows) if scenario.all_reduce else []
         return cls(
-            directory, scenario, environment, _optional(directory / "fidelity.jsonl", Fidelity),
+            directory, scenario, made_with, _optional(directory / "fidelity.jsonl", Fidelity),
             tuple(rows), tuple(fits), tuple(_ratios(scenario, rows, fits)),
             None if missing else _verdict(scenario, rows),
             _optional(directory / "outcomes.jsonl", Outcome),
@@ -139,14 +163,6 @@ def _missing(scenario: Scenario, predictions: Sequence[Prediction], rows: Sequen
         wanted = {"all_reduce": scenario.repetitions, "training": steps}.get(row.workload, 0)
         if row.measured.n < wanted:
             yield f"{row.measured.n} of {wanted} times measured: {name(row.key)}"
-
-
-def _environment(directory: Path) -> dict[str, Any]:
-    file = directory / "environment.json"
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{file}:{error.lineno}: no JSON: {error.msg}") from None
 
 
 def _optional(file: Path, kind: type[R]) -> tuple[R, ...]:

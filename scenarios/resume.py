@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scenarios.records import Fidelity, Measurement, Outcome, load
+from scenarios.records import Fidelity, Measurement, Outcome, RecordError, load
 
 MEASURED = ("measurements.jsonl", "outcomes.jsonl", "applied.jsonl", "failures.jsonl", "fidelity.jsonl")
 """The files that measuring adds lines to, beside those of telemetry/; each line says its campaign."""
+_OF_CAMPAIGNS = ("fidelity.jsonl", "failures.jsonl")
+"""Whose lines are about no repetition or training alone."""
 RERUNS = 1
 """How often a campaign is measured again whose links were not what the topology describes."""
 
@@ -76,13 +78,15 @@ def finished(directory: Path) -> set[Key]:
 
 
 def mend(directory: Path) -> None:
-    """Remove what is there of repetitions and trainings that are not finished, and lines that are cut off."""
+    """Remove what is there of repetitions and trainings that are not finished, and lines that are cut off.
+
+    Raises RecordError for a line that is broken otherwise.
+    """
     done = finished(directory)
-    for file in _files(directory):
-        if file.name in ("fidelity.jsonl", "failures.jsonl"):  # about no repetition or training alone
-            _rewrite(file, lambda line: True)
-        else:
-            _rewrite(file, lambda line: _key(line) in done)
+    kept = {file: _those(file, lambda line: _key(line) in done) if file.name not in _OF_CAMPAIGNS
+            else _those(file, lambda line: True) for file in _files(directory)}
+    for file, lines in kept.items():
+        _rewrite(file, lines)
 
 
 def probed(directory: Path, campaign: int) -> bool:
@@ -109,12 +113,11 @@ def void(directory: Path, campaign: int) -> Path:
     kept = directory / "void" / f"campaign{campaign}-{number}"
     # The probes last: killed in between, the campaign is still one whose links were off.
     for file in sorted(_files(directory), key=lambda file: file.name == "fidelity.jsonl"):
-        whole = _lines(file)
-        if gone := [line for line in whole if json.loads(line).get("campaign") == campaign]:
+        if gone := _those(file, lambda line: line.get("campaign") == campaign):
             copy = kept / file.relative_to(directory)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(b"".join(gone))
-            _rewrite(file, lambda line: line.get("campaign") != campaign)
+            _rewrite(file, _those(file, lambda line: line.get("campaign") != campaign))
     return kept
 
 
@@ -130,15 +133,23 @@ def _files(directory: Path) -> list[Path]:
     return [file for file in (*named, *sorted((directory / "telemetry").glob("*.jsonl"))) if file.exists()]
 
 
-def _lines(file: Path) -> list[bytes]:
-    """Its whole lines: one without an end was cut off."""
-    return [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+def _those(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> list[bytes]:
+    """Its lines that are wanted; one without an end was cut off. Raises RecordError for one that is no record."""
+    found = []
+    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), 1):
+        try:
+            if line.endswith(b"\n") and wanted(dict(json.loads(line))):
+                found.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{file}:{number}: this is no record of a run ({error!r}): take the line out, and what "
+                              "it was about is measured again") from None
+    return found
 
 
-def _rewrite(file: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+def _rewrite(file: Path, lines: Iterable[bytes]) -> None:
     """Keep these lines only; whoever reads meanwhile sees the file as it was or as it is."""
     new = file.with_suffix(".new")
-    new.write_bytes(b"".join(line for line in _lines(file) if keep(json.loads(line))))
+    new.write_bytes(b"".join(lines))
     os.replace(new, file)
 
 

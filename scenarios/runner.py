@@ -66,10 +66,12 @@ class Runner:
         """
         self._stages.left(Estimate(self._clock_seconds()))
         failures: list[Failure] = []
+        idle = True
         for campaign in self._campaigns:
             while True:
                 if self._remaining(campaign) or not resume.probed(self._directory, campaign.index):
                     failures += self._campaign(campaign)
+                    idle = False
                 off = resume.off(self._directory, campaign.index)
                 if not off or not self._may_be_void(campaign):
                     break
@@ -78,6 +80,8 @@ class Runner:
                 self._ended = {key for key in self._ended if key[0] != campaign.index}
                 self._stages.say(f"campaign {campaign.index} is void, and is measured again: links were off "
                                  f"({', '.join(off)}). What it measured is kept in {kept}")
+        if idle:
+            self._stages.say(f"all was measured already; `frogtorch report {self._directory}` shows it")
         return failures
 
     def _campaign(self, campaign: Campaign) -> list[Failure]:

@@ -14,8 +14,8 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from scenarios import records
 from scenarios.arms import ARMS
-from scenarios.records import sha256
 from scenarios.scenario import Scenario, load
 
 __all__ = ["Script", "as_predicted", "loss_in", "read", "scripted"]
@@ -42,25 +42,27 @@ class Script:
 
     def check(self) -> None:
         """Raise ValueError if the script is another than when the run was predicted."""
-        if not Path(self.path).is_file() or sha256(Path(self.path)) != self.sha256:
+        if not Path(self.path).is_file() or records.sha256(Path(self.path)) != self.sha256:
             raise ValueError(f"{self.path} is not what it was when this run was predicted (script.py in the run "
                              "directory is its copy): predict again")
 
 
 def read(directory: Path) -> Script | None:
-    """The script of a run, if it has one."""
+    """The script of a run, if it has one. Raises RecordError."""
     file = directory / FILE
     if not file.exists():
         return None
-    known = json.loads(file.read_text(encoding="utf-8"))
-    return Script(known["path"], tuple(known["arguments"]), known["sha256"])
+    return records.read(file, Script)
 
 
 def as_predicted(directory: Path) -> Scenario:
     """The scenario of a run as it was predicted: with its script, be that still there or not, in the workload's place.
 
-    Raises ScenarioError or TopologyError.
+    Raises ScenarioError or TopologyError, RecordError for a broken script.json, ValueError for what is no run.
     """
+    if not (directory / "scenario.yaml").exists():
+        raise ValueError(f"{directory} is no run directory, as it has no scenario.yaml: give one that `frogtorch "
+                         "predict` or `frogtorch compare` wrote")
     scenario = load(directory / "scenario.yaml", directory / "topology.yaml")
     script = read(directory)
     if script is None or scenario.training is None:
@@ -89,7 +91,7 @@ def scripted(scenario: Scenario, path: Path, arguments: tuple[str, ...] = ()) ->
     if fast := [world for world, k in scenario.speedups.items() if k != 1]:
         raise ValueError(f"{scenario.file}: W = {fast[0]} is sped up, and of a script's step nobody knows how much is "
                          f"computing, which is not; write speedup: 1")
-    script = Script(str(path.resolve()), arguments, sha256(path))
+    script = Script(str(path.resolve()), arguments, records.sha256(path))
     return replace(scenario, training=replace(scenario.training, script=script.path)), script
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from emulator.units import format_size
 from scenarios import compare, original
-from scenarios.arms import ARMS, Keeps
+from scenarios.arms import Keeps, kept
 from scenarios.bars import Check
 from scenarios.compare import BASES, BLIND, CALIBRATED, CLOSED_FORM, SIMULATED, Row
 from scenarios.fit import Estimate, median
@@ -236,7 +236,7 @@ _KEPT = {Keeps.SUM: "arms that keep the sum", Keeps.SYNCHRONY: "arms that exchan
 def _by_what_they_keep(points: Iterable[P]) -> Iterator[tuple[Keeps, list[P]]]:
     of: dict[Keeps, list[P]] = defaultdict(list)
     for point in points:
-        of[ARMS[point.arm].keeps if point.arm in ARMS else Keeps.SUM].append(point)
+        of[kept(point.arm)].append(point)
     return ((keeps, of[keeps]) for keeps in Keeps if keeps in of)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +31,7 @@ from scenarios.commands import (
 )
 from scenarios.compare import BASES, BLIND, Key
 from scenarios.environment import environment
-from scenarios.predict import predict
+from scenarios.predict import Compute, computed, predict
 from scenarios.progress import Stages
 from scenarios.scenario import Scenario
 from scenarios.scenario import load as load_scenario
@@ -48,9 +51,6 @@ the host of its own name, as `frogtorch probe` has it.
 examples:
   frogtorch measure RUN --runtime external --rank 0 --world 4 --master 10.0.0.1:29600          and ranks 1, 2, 3
   torchrun --nnodes 4 --nproc-per-node 1 ... -m frogtorch measure RUN --runtime external"""
-
-Compute = dict[str, dict[str, float]]
-"""The content of compute.json."""
 
 
 def add(commands: Commands) -> None:
@@ -103,12 +103,13 @@ def _calibration(of: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> int:
     scenario, script = _loaded(options)
     calibration = _known(options, scenario)
-    compute = json.loads(options.compute.read_text()) if options.compute else _compute(scenario, script, calibration)
+    compute = (computed(options.compute, scenario.worlds if scenario.training else ()) if options.compute
+               else _compute(scenario, script, calibration))
     if scenario.training and scenario.training.stragglers and compute is None:
         raise ValueError(f"{scenario.file}: stragglers compute longer than others, and how long those do is not known; "
                          "give --compute or --calibration, or let `frogtorch compare` measure it")
-    directory = options.directory = _new_run(scenario, script, options.output)
-    _write_predictions(scenario, directory, compute, calibration)
+    with _new_run(scenario, script, options) as directory:
+        _write_predictions(scenario, directory, compute, calibration)
     if scenario.training and not script and compute is None:
         print("training steps are predicted as their exchange alone: no --compute was given", file=sys.stderr)
     _print_predictions(directory)
@@ -149,32 +150,33 @@ def _measure_run(options: argparse.Namespace, machines: Machines | None) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Predict ``options.scenario``, measure it and report; 1 if links were invalid or a bar is broken.
 
-    With ``options.other`` both are run directories, and what changed is printed.
+    With ``options.other`` both are run directories, and what changed is printed; 1 if one of them is in doubt.
     """
     if options.other is not None:
         from scenarios.changes import changes
 
         refuse_ignored(options, ("output", "script", "arguments", "runtime", "engine", "calibration", "calibrate"),
                        "is for measuring, and two runs are compared as they are: leave it out")
-        console().print(changes(options.scenario, options.other))
-        return 0
+        shown, well = changes(options.scenario, options.other)
+        console().print(shown)
+        return 0 if well else 1
     scenario, script = _loaded(options)
     if options.calibration and options.calibrate:
         raise ValueError("--calibration takes what was calibrated before, --calibrate does it now: give one of them")
     calibration = _known(options, scenario)
     _preflight(scenario, options)
-    directory = options.directory = _new_run(scenario, script, options.output)
-    if options.calibrate:
-        from scenarios.commands.calibrate import measured
+    with _new_run(scenario, script, options) as directory:
+        if options.calibrate:
+            from scenarios.commands.calibrate import measured
 
-        calibration = measured(scenario, options)
-    compute = _compute(scenario, script, calibration)
-    if scenario.training and not script and compute is None:
-        from scenarios.calibrate import computing
+            calibration = measured(scenario, options)
+        compute = _compute(scenario, script, calibration)
+        if scenario.training and not script and compute is None:
+            from scenarios.calibrate import computing
 
-        with Stages() as stages:
-            compute = {str(world): parts for world, parts in computing(scenario, stages).items()}
-    _write_predictions(scenario, directory, compute, calibration)
+            with Stages() as stages:
+                compute = {str(world): parts for world, parts in computing(scenario, stages).items()}
+        _write_predictions(scenario, directory, compute, calibration)
     _run(scenario, directory, options)
     options.run = directory
     return report.show(options)
@@ -189,26 +191,36 @@ def _loaded(options: argparse.Namespace) -> tuple[Scenario, Script | None]:
     return scripted(scenario, options.script, tuple(options.arguments))
 
 
-def _new_run(scenario: Scenario, script: Script | None, output: Path | None) -> Path:
-    """Make a run directory that holds the scenario, its topology, the environment, and the script if there is one."""
+@contextmanager
+def _new_run(scenario: Scenario, script: Script | None, options: argparse.Namespace) -> Iterator[Path]:
+    """Make a run directory that holds the scenario, its topology, the environment, and the script if there is one.
+
+    Whoever has it writes its predictions; if that fails, the directory is gone again.
+    """
     if any(trace.name == "points.csv" for trace in scenario.topology.traces):
         raise ValueError(f"{scenario.topology.file}: a trace is called points.csv, as is what a report writes beside "
                          "its copy; name it otherwise")
-    directory = output or Path("runs") / f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory = options.output or Path("runs") / f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
         raise ValueError(f"{directory} exists: a run directory is written once; give another --output") from None
-    (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
-    (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
-    for trace in scenario.topology.traces:
-        (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / trace.name).write_text(trace.text, encoding="utf-8")
-    timelines.record(directory, scenario.timelines)
-    if script is not None:
-        script.write(directory)
-    (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
-    return directory
+    options.directory = directory
+    try:
+        (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
+        (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
+        for trace in scenario.topology.traces:
+            (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / trace.name).write_text(trace.text, encoding="utf-8")
+        timelines.record(directory, scenario.timelines)
+        if script is not None:
+            script.write(directory)
+        (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+        yield directory
+    except BaseException:
+        options.interrupted = "nothing was measured yet, and no run directory is kept"
+        shutil.rmtree(directory)
+        raise
 
 
 def _known(options: argparse.Namespace, scenario: Scenario) -> Calibration | None:

@@ -33,7 +33,7 @@ def _together(options: argparse.Namespace) -> int:
     for part in together.distance(runs):
         out.print(part, Text())
     out.print(score)
-    if invalid := [str(run.directory) for run in runs if not all(probe.valid for probe in run.fidelity)]:
-        out.print(f"INVALID, links were not what the topology describes: {', '.join(invalid)}", style="bold red")
-        return 1
-    return 0
+    doubts = [f"{run.directory}: {doubt}" for run in runs for doubt in run.doubts]
+    for doubt in doubts:
+        out.print(doubt, style="bold red", markup=False)
+    return 1 if doubts else 0

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from emulator.units import format_rate, format_time
 from scenarios import figures
 from scenarios.accounts import across
-from scenarios.arms import ARMS, Keeps
+from scenarios.arms import Keeps, kept
 from scenarios.compare import BLIND, Row
 from scenarios.figures import STYLES, Style
 from scenarios.records import Fidelity
@@ -35,8 +35,7 @@ def drawings(results: Results) -> Iterator[tuple[str, str, Figure]]:
     """The section that each belongs to, what it shows in words, and the figure."""
     styles = {arm: STYLES[index % len(STYLES)] for index, arm in enumerate(results.scenario.arms)}
     for keeps in Keeps:
-        rows = [row for row in results.rows if row.workload != "all_reduce"
-                and (ARMS[row.arm].keeps if row.arm in ARMS else Keeps.SUM) is keeps]
+        rows = [row for row in results.rows if row.workload != "all_reduce" and kept(row.arm) is keeps]
         if rows:
             yield "steps", f"Seconds of a step, arms that keep {keeps.value}", _steps(rows, styles)
     if results.fits:

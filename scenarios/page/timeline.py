@@ -33,7 +33,7 @@ def _rank(lines: Path) -> Iterator[Event]:
             line = json.loads(text)
             if line.get("time_ns") is None or line.get("seconds") is None:
                 continue
-            rank = line["rank"]
+            rank = line.get("rank", 0)
             if rank not in seen:
                 seen.add(rank)
                 yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
@@ -41,7 +41,7 @@ def _rank(lines: Path) -> Iterator[Event]:
             title = f"{line['collective']} {line.get('algorithm') or ''}".strip()
             about = {name: line.get(name) for name in ("round", "nbytes", "arm", "bucket_view", "step", "bucket")}
             spans = [("collectives", [(title, start, line["seconds"] * 1e6)])]
-            for peer, part in line["peers"].items():
+            for peer, part in line.get("peers", {}).items():
                 wait, transfer = part["wait"] * 1e6, part["transfer"] * 1e6
                 spans.append((f"from rank {peer}", [("wait", start, wait), ("transfer", start + wait, transfer)]))
             for track, parts in spans:

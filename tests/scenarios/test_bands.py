@@ -18,7 +18,7 @@ from scenarios.page.page import headline
 from scenarios.predict import predict
 from scenarios.progress import Stages
 from scenarios.ranks import RankError
-from scenarios.records import Applied, Failure, Measurement, Outcome, Prediction, append, load, sha256
+from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, Prediction, append, load, sha256
 from scenarios.report import report
 from scenarios.results import Results
 from scenarios.scenario import load as load_scenario
@@ -251,6 +251,10 @@ def made(tmp_path):
                     prediction=sha256(tmp_path / "predictions.jsonl"))
         for timeline in range(3) for arm, (_, of) in TIMES.items() for seconds in [of[timeline]]
         for step, factor in ((1, 5), (2, 0.2), (3, 1))])
+    append(tmp_path / "fidelity.jsonl", [
+        Fidelity(campaign=campaign, when=when, speedup=1, source="one", target="two", rtt_seconds=0.002,
+                 expected_rtt_seconds=0.002, goodput=1e6, expected_goodput=1e6, valid=True)
+        for campaign in range(3) for when in ("before", "after")])
     return tmp_path
 
 

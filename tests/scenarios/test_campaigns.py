@@ -11,7 +11,7 @@ from scenarios.compare import CompareError
 from scenarios.predict import predict
 from scenarios.progress import Stages
 from scenarios.ranks import RankError
-from scenarios.records import Failure, Fidelity, Measurement, append, load
+from scenarios.records import Failure, Fidelity, Measurement, RecordError, append, load
 from scenarios.scenario import load as load_scenario
 
 TOPOLOGY = """\
@@ -86,11 +86,13 @@ def measured(run):
     return Counter((m.arm, m.nbytes, m.repetition) for m in load(run / "measurements.jsonl", Measurement))
 
 
-def test_everything_is_measured_once_and_a_second_time_nothing(measure, world, tmp_path):
+def test_everything_is_measured_once_and_a_second_time_nothing(measure, world, tmp_path, capfd):
     assert measure() == []
     assert measured(tmp_path) == EVERY
+    assert "measured already" not in capfd.readouterr().err
     told = len(world.told)
     assert measure() == []
+    assert "all was measured already; `frogtorch report" in capfd.readouterr().err
     assert (measured(tmp_path), len(world.told)) == (EVERY, told)
 
 
@@ -102,6 +104,13 @@ def test_a_run_whose_predictions_were_changed_is_not_resumed(measure, world, tmp
     with pytest.raises(CompareError, match=r"8 of 8 measurements answer other predictions: .* put them back"):
         measure()
     assert len(world.told) == told
+
+
+def test_a_run_whose_environment_is_broken_is_not_resumed(measure, world, tmp_path):
+    (tmp_path / "environment.json").write_text('{"ranks": [{}]}')
+    with pytest.raises(RecordError, match=r"environment\.json: ranks\.0\.world_size: Field required"):
+        measure()
+    assert world.told == []
 
 
 def test_a_rank_that_fails_ends_its_point_and_its_error_is_kept(measure, world, tmp_path):

@@ -129,3 +129,116 @@ def test_a_run_whose_predictions_were_changed_is_not_read(said, make_run):
 def test_a_run_that_was_only_predicted_says_what_to_do(said, predicted):
     assert said("report", predicted) == (
         f"frogtorch: {predicted}: nothing is measured yet; `frogtorch measure` does that ")
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("[1]", ": the whole: Input should be a valid dictionary or instance of Environment"),
+    ("null", ": the whole: Input should be a valid dictionary or instance of Environment"),
+    ('{"ranks": [{}]}', ": ranks.0.world_size: Field required"),
+    ('{"networks": [3]}', ": networks.0: Input should be a valid dictionary"),
+    ('{\n"a": "\xff"}', ":2: byte 0xff is no UTF-8"),
+    ('{\n"schema": 1,\n', ":3: no JSON: "),
+])
+def test_an_environment_that_is_none_is_refused_by_file(said, make_run, content, message):
+    run = make_run(sizes=(2,))
+    (run / "environment.json").write_bytes(content.encode("latin-1"))
+    assert said("report", run).startswith(f"frogtorch: {run / 'environment.json'}{message}")
+
+
+TRAINING = """\
+name: moving
+topology: topology.yaml
+worlds: {2: [one, far]}
+arms: [gloo]
+training: {workload: small, steps: 3, warmup: 1}
+"""
+
+
+def measured(run, **more):
+    """A training of one step that was measured on the topology, or on a campaign's, as its file says."""
+    from scenarios.records import Measurement, Prediction, append, load, sha256
+
+    (p,) = load(run / "predictions.jsonl", Prediction)[-1:]
+    append(run / "measurements.jsonl", [Measurement(
+        arm="gloo", world_size=2, hosts=p.hosts, workload="training", nbytes=p.nbytes, bucket_view=False,
+        timeline=p.timeline, repetition=1, seconds=1, clock_seconds=1, rank_seconds=(1, 1),
+        prediction=sha256(run / "predictions.jsonl"), **more)])
+
+
+def trained(tmp_path, more=""):
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "scenario.yaml").write_text(TRAINING + more)
+    run = tmp_path / "run"
+    assert main(["predict", str(tmp_path / "scenario.yaml"), "--output", str(run)]) == 0
+    return run
+
+
+CAMPAIGNS = "campaigns: {number: 2, seed: 1, length: 10 s}\n"
+
+
+def test_a_measurement_on_a_timeline_says_when(said, tmp_path):
+    run = trained(tmp_path, CAMPAIGNS)
+    measured(run, second=0.5)
+    measured(run)
+    assert f"{run}/measurements.jsonl:2: it lacks 'second', which says when" in said("report", run)
+
+
+def test_a_run_has_all_the_campaigns_that_its_records_are_about(said, tmp_path):
+    run = trained(tmp_path, CAMPAIGNS.replace("2", "3"))
+    measured(run, second=0.5)
+    replace(run / "scenario.yaml", "number: 3", "number: 2")
+    assert f"{run}/predictions.jsonl:3: it is about campaigns/2.yaml, which the scenario does not have" in said(
+        "report", run)
+
+
+def test_telemetry_without_the_times_of_a_peer_is_refused_by_line(said, make_run):
+    run = make_run(sizes=(2,))
+    file = run / "telemetry/rank0.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace('"peers": {}', '"peers": {"1": {}}')
+    file.write_text("".join(lines))
+    assert f"{file}:3: no Collective of schema 1: peers.1.wait: Field required" in said("report", run)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("3", ": the whole: Input should be a valid dictionary"),
+    ("null", ": the whole: Input should be a valid dictionary"),
+    ('{"2": {"forward": 1}}', ": 2: Value error, 'first_bucket' is missing"),
+    ('{"2": {"forward": "x"}}', ": 2.forward: Input should be a valid number"),
+    ('{"3": {"forward": 1, "first_bucket": 1, "backward": 1, "optimiser": 1}}', " says nothing of W = 2; take one of"),
+    ("{", ":1: no JSON: "),
+    (None, " cannot be read: No such file or directory"),
+])
+def test_a_compute_json_that_is_none_is_refused_by_file_and_nothing_is_left(said, tmp_path, content, message):
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "scenario.yaml").write_text(TRAINING)
+    file = tmp_path / "compute.json"
+    if content is not None:
+        file.write_text(content)
+    assert said("predict", tmp_path / "scenario.yaml", "--output", tmp_path / "run", "--compute", file).startswith(
+        f"frogtorch: {file}{message}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prediction_that_fails_leaves_no_run_directory(said, tmp_path, monkeypatch):
+    def fails(*_):
+        raise ValueError("no more of it")
+        yield
+
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    monkeypatch.setattr("scenarios.commands.run.predict", fails)
+    assert "no more of it" in said("predict", tmp_path / "scenario.yaml", "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "measure"])
+def test_what_is_no_run_directory_says_what_one_is(said, tmp_path, command):
+    assert said(command, tmp_path / "absent") == (
+        f"frogtorch: {tmp_path / 'absent'} is no run directory, as it has no scenario.yaml: give one that `frogtorch "
+        "predict` or `frogtorch compare` wrote ")
+
+
+def test_a_script_json_that_is_none_is_refused_by_file(said, predicted):
+    (predicted / "script.json").write_text('{"path": "x"}')
+    assert f"{predicted / 'script.json'}: arguments: Field required" in said("report", predicted)

@@ -174,8 +174,17 @@ def test_a_path_without_a_limit_may_have_any_goodput(make_run):
 
 def test_links_that_nobody_probed_are_not_called_valid(make_run):
     run = make_run()
+    probes = (run / "fidelity.jsonl").read_text().splitlines(keepends=True)
+    (run / "fidelity.jsonl").write_text("".join(line for line in probes if '"campaign":1,"when":"after"' not in line))
+    shown, well = report(run)
+    assert well is False
+    assert "NOT PROBED: nothing says that links were what the topology describes after campaign 1." in printed(
+        shown, 200)
     (run / "fidelity.jsonl").unlink()
-    assert "Links: not probed" in printed(header(Results.load(run)))
+    shown, well = report(run)
+    assert well is False
+    assert "Links: not probed" in printed(shown)
+    assert "before campaign 0, after campaign 0, before campaign 1, after campaign 1." in printed(shown, 300)
 
 
 def test_the_csv_has_a_line_a_point(exact, tmp_path):

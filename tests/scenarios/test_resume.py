@@ -14,7 +14,7 @@ from made import PAIR
 
 from scenarios import resume
 from scenarios.progress import Estimate
-from scenarios.records import Fidelity, Measurement, Outcome, load
+from scenarios.records import Fidelity, Measurement, Outcome, RecordError, load
 
 ROOT = Path(__file__).parent.parent.parent
 REDUCED = {"schema": 1, "workload": "all_reduce", "campaign": 0, "world_size": 2, "arm": "shard", "nbytes": 8}
@@ -75,6 +75,20 @@ def test_mending_twice_changes_nothing_more(tmp_path):
     assert once[1].count(b"\n") == 1
 
 
+@pytest.mark.parametrize(("line", "what"), [("{oops}", "JSONDecodeError"), ("[1]", "TypeError"),
+                                            ('{"workload": "all_reduce"}', "KeyError"),
+                                            ("\udcff", "UnicodeDecodeError")])
+def test_a_broken_line_is_named_and_nothing_is_removed(tmp_path, line, what):
+    written(tmp_path / "measurements.jsonl", measurement(REDUCED, 0), cut="{")
+    file = tmp_path / "telemetry/rank0.jsonl"
+    written(file, {**REDUCED, "repetition": 0})
+    file.write_bytes(file.read_bytes() + line.encode(errors="surrogateescape") + b"\n")
+    before = (tmp_path / "measurements.jsonl").read_bytes()
+    with pytest.raises(RecordError, match=rf"rank0\.jsonl:2: this is no record of a run \({what}.*take the line out"):
+        resume.mend(tmp_path)
+    assert (tmp_path / "measurements.jsonl").read_bytes() == before
+
+
 def test_a_void_campaign_goes_whole_and_the_others_stay(tmp_path):
     other = {**REDUCED, "campaign": 1}
     written(tmp_path / "measurements.jsonl", measurement(REDUCED, 0), measurement(other, 0))
@@ -133,6 +147,7 @@ def points(run):
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(700)      # campaigns whose links were off are measured twice
 def test_a_run_that_is_killed_in_the_middle_of_an_arm_goes_on_and_counts_everything_once(tmp_path):
     (tmp_path / "topology.yaml").write_text(TOPOLOGY)
     (tmp_path / "small.yaml").write_text(SCENARIO)

@@ -186,7 +186,7 @@ def test_a_straggler_is_predicted_and_measured(tmp_path, status_of):
         assert 0.75 < (took[1] / took[0]) / (predicted[1][arm] / predicted[0][arm]) < 1.33, (arm, took, predicted)
     # The other host waits for its first bytes so much longer.
     late = 10 * (compute["forward"] + compute["first_bucket"])
-    waits = [statistics.median(c.peers[1]["wait"] for c in collectives(run, rank=0) if c.nbytes == SMALL.buckets[0])
+    waits = [statistics.median(c.peers[1].wait for c in collectives(run, rank=0) if c.nbytes == SMALL.buckets[0])
              for run in runs]
     assert 0.7 * late < waits[1] - waits[0] < 1.5 * late
 
