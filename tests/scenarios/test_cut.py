@@ -1,5 +1,6 @@
 """A path falls to a tenth and recovers: the steps that are measured show it, and those that are predicted, alike."""
 
+import statistics
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,7 +19,7 @@ paths: [{between: [here, there], rate: 10 MB/s, delay: 10 ms}]
 timeline:
   traces: [{file: traces/cut.csv, between: [one, far]}]
 """
-TRACE = "second,rate MB/s\n0,10\n10,1\n50,10\n"
+TRACE = "second,rate MB/s\n0,10\n10,1\n70,10\n"
 
 SCENARIO = """\
 name: cut
@@ -26,7 +27,7 @@ topology: topology.yaml
 worlds: {2: [one, far]}
 arms: [gloo, shard]
 speedup: 5
-training: {steps: 10, warmup: 0}
+training: {steps: 11, warmup: 0}
 """
 
 CUT = 16_867_332 / (1e6 * PAYLOAD)
@@ -35,6 +36,7 @@ CUT = 16_867_332 / (1e6 * PAYLOAD)
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(700)      # a campaign whose links were off is measured twice
 def test_a_cut_shows_in_measured_and_predicted_steps_alike(tmp_path):
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces/cut.csv").write_text(TRACE)
@@ -47,20 +49,24 @@ def test_a_cut_shows_in_measured_and_predicted_steps_alike(tmp_path):
     assert (run / "traces/cut.csv").read_text() == TRACE
     predictions = {p.arm: p.detail["steps"] for p in records.load(run / "predictions.jsonl", records.Prediction)}
     measured = records.load(run / "measurements.jsonl", records.Measurement)
+    applied = records.load(run / "applied.jsonl", records.Applied)
+    first = []
     for arm in ("gloo", "shard"):
         seen = [(m.second, m.seconds, m.clock_seconds) for m in measured if m.arm == arm]
-        assert seen[0][0] == pytest.approx(0, abs=1)
-        for (begins, _, clock), (following, _, _) in pairwise(seen):
-            assert following == pytest.approx(begins + 5 * clock, rel=0.05, abs=1)
+        first.append(seen[0][0])
+        # A step begins where the one before has ended; a busy machine holds some of them up.
+        assert statistics.median(following - begins - 5 * clock for (begins, _, clock), (following, _, _)
+                                 in pairwise(seen)) == pytest.approx(0, abs=1)
         # Computing takes time of the timeline, and a busy machine more of it: steps are told apart by where they begin.
-        for steps in ([(begins, seconds) for begins, seconds, _ in seen], predictions[arm]):
-            cut = [seconds for begins, seconds in steps if begins >= 10 and begins + seconds <= 50]
-            whole = [seconds for begins, seconds in steps if begins + seconds <= 10 or begins >= 50]
+        fell = next(a.applied_second for a in applied if a.arm == arm)
+        for steps, falls in (([(begins, seconds) for begins, seconds, _ in seen], fell), (predictions[arm], 10)):
+            cut = [seconds for begins, seconds in steps if begins >= falls and begins + seconds <= 70]
+            whole = [seconds for begins, seconds in steps if begins + seconds <= 10 or begins >= 70]
             assert min(cut) == pytest.approx(CUT, rel=0.15)
             assert min(whole) < CUT / 4
-    applied = records.load(run / "applied.jsonl", records.Applied)
+    assert min(first) == pytest.approx(0, abs=1)
     assert [(a.arm, a.second, a.what) for a in applied] == [
         (arm, second, tuple(f"{path}: rate {now} ({then} before)" for path in ("one -> far", "far -> one")))
-        for arm in ("gloo", "shard") for second, now, then in ((10, "1 MB/s", "10 MB/s"), (50, "10 MB/s", "1 MB/s"))]
+        for arm in ("gloo", "shard") for second, now, then in ((10, "1 MB/s", "10 MB/s"), (70, "10 MB/s", "1 MB/s"))]
     assert all(a.late > 0 for a in applied)
     assert "Training step by step, shard, W = 2" in done.stdout

@@ -160,6 +160,7 @@ def test_what_a_script_cannot_stand_in_for_is_refused(script, scenario, old, new
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(700)      # a campaign whose links were off is measured twice
 def test_a_script_is_measured_between_hosts(script, scenario, tmp_path, status_of):
     done = subprocess.run([sys.executable, "-m", "frogtorch", "compare", str(scenario), "--output",
                            str(tmp_path / "run"), "--script", str(script), "--arguments", "6"], cwd=ROOT,
