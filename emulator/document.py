@@ -39,6 +39,9 @@ class Section(BaseModel):
             if key not in fields:
                 raise PydanticCustomError("section", "unknown field {name}; {mend}",
                                           {"name": repr(key), "mend": suggest(key, fields), "field": key})
+            if data[key] is None:
+                raise PydanticCustomError("section", "{name} has nothing behind it; write what it is, or leave it out",
+                                          {"name": repr(key), "field": key})
         return data
 
 

@@ -173,7 +173,7 @@ class TrafficEntry(Section):
     start: Annotated[float, BeforeValidator(parse_time)]
     end: Seconds
     rate: Rate | None = None
-    connections: Annotated[int, Field(strict=True, ge=1)] = 1
+    connections: Annotated[int, Field(strict=True, ge=1, le=100)] = 1
 
 
 class TimelineEntry(Section):

@@ -23,14 +23,28 @@ def _size(value: object) -> int:
 
 
 Size = Annotated[int, BeforeValidator(_size)]
-Speedup = Annotated[float, Field(strict=True, ge=1, le=10)]
+FASTEST = 10
+"""The greatest speed-up: computing, timers and scheduling are not sped up, and would tell."""
+Speedup = Annotated[float, Field(strict=True, ge=1, le=FASTEST)]
 
 
 def _speedup(value: object) -> object:
-    for one in value.values() if isinstance(value, dict) else [value]:
-        if isinstance(one, bool) or not isinstance(one, int | float) or not 1 <= one <= 10:
-            raise ValueError(f"{one!r} is refused; it should be a number from 1 to 10")
+    by_world = value if isinstance(value, dict) else {None: value}
+    for world, one in by_world.items():
+        if world is not None and type(world) is not int:
+            raise ValueError(f"{world!r} is no world size; write a number for all worlds, or one for each, as in "
+                             "{2: 10, 3: 5}")
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 1 <= one <= FASTEST:
+            of = "" if world is None else f" for W = {world}"
+            raise ValueError(f"{one!r}{of} is refused; it should be a number from 1 to {FASTEST}")
     return value
+
+
+def _length(value: object) -> float:
+    length = parse_time(value)
+    if length < 1:
+        raise ValueError(f"{value!r} is too short for a network to change; write a time of 1 s or more")
+    return length
 
 
 def _views(value: object) -> object:
@@ -59,7 +73,7 @@ class ScalingEntry(Section):
 class TrainingEntry(Section):
     """A workload and its steps."""
 
-    steps: Annotated[int, Field(strict=True, ge=1)]
+    steps: Annotated[int, Field(strict=True, ge=1, le=100_000)]
     warmup: Annotated[int, Field(strict=True, ge=0)]
     workload: str = FOUNDING.name
     bucket_view: Annotated[tuple[bool, ...], BeforeValidator(_views)] = (False,)
@@ -99,7 +113,7 @@ class CampaignsEntry(Section):
 
     number: Annotated[int, Field(strict=True, ge=2, le=100)]
     seed: Annotated[int, Field(strict=True)]
-    length: Annotated[float, BeforeValidator(parse_time), Field(ge=1)]
+    length: Annotated[float, BeforeValidator(_length)]
 
 
 class ScenarioFile(Section):
@@ -109,7 +123,7 @@ class ScenarioFile(Section):
     topology: str
     worlds: Annotated[dict[Annotated[int, Field(strict=True, ge=2)], tuple[str, ...]], Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
-    repetitions: Annotated[int, Field(strict=True, ge=1)] = 1
+    repetitions: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     until: UntilEntry | None = None
     speedup: Annotated[float | dict[int, float], BeforeValidator(_speedup)] = 1.0
     timeout: Annotated[float, BeforeValidator(parse_time), Field(gt=0)] = 300.0

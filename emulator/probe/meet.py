@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path as File
 
 from emulator.hosts import code
-from emulator.probe.channel import Channel, ChannelError, Message
+from emulator.probe.channel import Channel, ChannelClosedError, ChannelError, Message
 from emulator.probe.coordinate import over_pipes
 
 SECRET = "FROGTORCH_SECRET"
@@ -120,6 +120,14 @@ class Meeting:
         self._listener = listener
         self._secret = secret
 
+    def end(self, error: BaseException | None) -> None:
+        """Send the others home, with what went wrong if something did."""
+        why = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
+        for machine in self.machines:
+            if machine.channel is not None:
+                with suppress(ChannelError):
+                    machine.channel.send({"do": "end"} | ({} if error is None else {"error": why}))
+
     def connection(self, machine: Machine, purpose: Message) -> socket.socket:
         """The connection that another `machine` has been asked to :func:`call` with, for `purpose`.
 
@@ -152,11 +160,16 @@ def follow(where: Place, task: str) -> Iterator[Channel]:
     Raises MeetError or ChannelError.
     """
     deadline = time.monotonic() + PATIENCE
+    said = None
     while True:
         try:
             sock = socket.create_connection(where.master, timeout=_HANDSHAKE)
             break
         except OSError as error:
+            if str(error) != said:
+                said = str(error)
+                print(f"rank 0 is not at {_written(where.master)} yet ({said}); trying for {PATIENCE:.0f} s",
+                      file=sys.stderr)
             if time.monotonic() > deadline:
                 raise MeetError(f"rank 0 is not at {_written(where.master)} after {PATIENCE:.0f} s ({error}); is it "
                                 "started, and is the port open?") from error
@@ -165,7 +178,11 @@ def follow(where: Place, task: str) -> Iterator[Channel]:
         channel = _channel(sock, where.secret, b"peer", f"rank 0 at {_written(where.master)}")
         channel.send({"rank": where.rank, "world": where.world, "name": where.name, "task": task,
                       "address": where.address or sock.getsockname()[0], "code": code.sha256(), "facts": _facts()})
-        answer = channel.receive(PATIENCE + _HANDSHAKE)
+        try:
+            answer = channel.receive(PATIENCE + _HANDSHAKE)
+        except ChannelClosedError:
+            raise MeetError(f"rank 0 at {_written(where.master)} let this machine go without a word: either its secret "
+                            f"({SECRET}, --secret-file) is another, or it was ended") from None
         if "error" in answer:
             raise MeetError(f"rank 0 refused: {answer['error']}")
         yield channel
@@ -211,11 +228,8 @@ def lead(where: Place, task: str, tell: Callable[[int, int, str], None]) -> Iter
                 sock, (host, *_) = listener.accept()
             except TimeoutError:
                 absent = sorted({*range(1, where.world)} - {*here})
-                missing = f"rank {', '.join(map(str, absent))} did not come within {PATIENCE:.0f} s"
-                for _, channel in here.values():
-                    with suppress(ChannelError):
-                        channel.send({"error": missing})
-                raise MeetError(missing) from None
+                raise _refusal(here, f"rank {', '.join(map(str, absent))} did not come within {PATIENCE:.0f} s"
+                               ) from None
             try:
                 machine, channel = _welcome(sock, host, where, task, own_code, here)
             except (ChannelError, OSError) as error:
@@ -225,26 +239,40 @@ def lead(where: Place, task: str, tell: Callable[[int, int, str], None]) -> Iter
             here[machine.rank] = machine, channel
             own = own or sock.getsockname()[0]
         assert own is not None
+        machines = Machine(0, where.name, own, _facts(), None), *(here[rank][0] for rank in range(1, where.world))
+        named: dict[str, Machine] = {}
+        for one in machines:
+            if one is not (other := named.setdefault(one.name, one)):
+                raise _refusal(here, f"two machines are called {one.name}, {other} and {one}: which host is which? "
+                                     "Give them names with --name, for `frogtorch probe` and `frogtorch measure`")
         for _, channel in here.values():
             channel.send({})
-        mine = Machine(0, where.name, own, _facts(), None)
-        yield Meeting((mine, *(here[rank][0] for rank in range(1, where.world))), listener, where.secret)
+        yield Meeting(machines, listener, where.secret)
+
+
+def _refusal(here: Mapping[int, tuple[Machine, Channel]], why: str) -> MeetError:
+    """What to raise, when all that are here have been told."""
+    for _, channel in here.values():
+        with suppress(ChannelError):
+            channel.send({"error": why})
+    return MeetError(why)
 
 
 @contextmanager
 def peers(meeting: Meeting) -> Iterator[tuple[dict[str, Channel], dict[str, str]]]:
-    """A peer of a probe on every machine, which those of the others are already.
+    """A peer of a probe on every machine, which those of the others are already; they end with the block.
 
-    Channels and addresses by the hosts' names, in rank order; of machines with one name each has its rank in it.
+    Channels and addresses by the hosts' names, in rank order.
     """
     program = subprocess.Popen([sys.executable, "-m", "emulator.probe.peer"], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE)
     try:
-        names = [machine.name for machine in meeting.machines]
-        unique = [f"{name}-{rank}" if names.count(name) > 1 else name for rank, name in enumerate(names)]
-        yield ({name: machine.channel or over_pipes(program, name)
-                for name, machine in zip(unique, meeting.machines, strict=True)},
-               {name: machine.address for name, machine in zip(unique, meeting.machines, strict=True)})
+        yield ({one.name: one.channel or over_pipes(program, one.name) for one in meeting.machines},
+               {one.name: one.address for one in meeting.machines})
+        meeting.end(None)
+    except BaseException as error:
+        meeting.end(error)
+        raise
     finally:
         _end(program)
 

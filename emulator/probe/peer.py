@@ -107,19 +107,20 @@ class Peer:
         self._secret = b""
         self._commands: dict[str, Callable[..., Message | None]] = {
             "open": self._open, "loopback": self._loopback, "echoes": self._echoes, "expect": self._expect,
-            "connect": self._connect, "go": self._go, "count": self._count, "stop": self._stop}
+            "connect": self._connect, "go": self._go, "count": self._count, "stop": self._stop, "end": self._end}
         self._trial: _Run | None = None
+        self._ended = False
 
     def serve(self) -> None:
-        """Returns when the coordinator has gone. Raises ChannelError if it sends what is no message."""
+        """Returns when the coordinator says that this is the end.
+
+        Raises ChannelError if it has failed or is gone, or sends what is no message.
+        """
         with self._selector:
-            while True:
+            while not self._ended:
                 wait = None if self._trial is None else self._trial.wait()
                 for key, _ in self._selector.select(wait):
-                    try:
-                        key.data()
-                    except ChannelClosedError:
-                        return
+                    key.data()
                 if self._trial is not None and self._trial.step():
                     self._channel.send(self._trial.result())
                     self._trial = None
@@ -224,6 +225,12 @@ class Peer:
         self._drop_sources()
         return {}
 
+    def _end(self, error: str | None = None) -> None:
+        """Go home; rank 0 says so to machines, for which it may have failed."""
+        if error is not None:
+            raise ChannelError(f"rank 0 has ended the probe: {error}")
+        self._ended = True
+
     def _drop_sources(self) -> None:
         for source in self._sources:
             if source.sock in self._selector.get_map():
@@ -232,7 +239,10 @@ class Peer:
         self._sources = []
 
     def _accept(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
+        try:
+            sock, _ = listener.accept()
+        except OSError:      # who came has gone again, or this process has no more descriptors: its sender will say so
+            return
         if len(self._waiting) >= _MOST_SINKS:
             sock.close()
             return
@@ -346,17 +356,18 @@ def _loopback(seconds: float) -> float:
 
 
 def serve(channel: Channel) -> None:
-    """Be a peer, before all other programs where that is granted, until the coordinator goes."""
+    """Be a peer, before all other programs where that is granted; see :meth:`Peer.serve`."""
     with undisturbed():
         Peer(channel).serve()
 
 
 def main() -> None:
-    """A peer over standard input and output."""
+    """A peer over standard input and output, until the input ends."""
     out = os.dup(1)
     os.dup2(2, 1)      # nothing but messages goes there
-    serve(Channel(lambda most: os.read(0, most), lambda data: _write_all(out, data), 0, b"", b"peer",
-                  "the coordinator"))
+    with suppress(ChannelClosedError):
+        serve(Channel(lambda most: os.read(0, most), lambda data: _write_all(out, data), 0, b"", b"peer",
+                      "the coordinator"))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import yaml
+
 from emulator.ethernet import PAYLOAD, SEGMENT
 from emulator.links.shaping import window_clamp
 from emulator.probe.classify import (
@@ -183,14 +185,14 @@ def _hosts(findings: Findings) -> Iterable[str]:
                 words.append(f"{kind} {interval(rate)}")
             elif most is not None:
                 words.append(f"no limit {kind} as far as {format_rate(most / PAYLOAD / findings.survey.speedup)}")
-        yield f"  {host}: {{site: {site}{access}}}" + (f"      # {'; '.join(words)}" if words else "")
+        yield f"  {_word(host)}: {{site: {site}{access}}}" + (f"      # {'; '.join(words)}" if words else "")
 
 
 def _paths(findings: Findings) -> Iterable[str]:
     for pair in findings.verdicts:
         rtt, rate, window, loss = (findings.rtt(pair), findings.own_rate(pair), findings.window(pair),
                                    findings.loss(pair))
-        fields = [f"from: {pair[0]}", f"to: {pair[1]}", f"delay: {format_time(rtt.value / 2)}"]
+        fields = [f"from: {_word(pair[0])}", f"to: {_word(pair[1])}", f"delay: {format_time(rtt.value / 2)}"]
         fields += [f"rate: {format_rate(rate.value)}"] if rate is not None else []
         fields += [f"window: {format_size(window[0])}"] if window is not None else []
         fields += [f"loss: {format_loss(loss)}"] if loss is not None else []
@@ -206,4 +208,9 @@ def _groups(findings: Findings) -> Iterable[str]:
         yield f"  {name}:      # {interval(rate)}"
         yield f"    rate: {format_rate(rate.value)}"
         yield "    paths:"
-        yield from (f"      - {{from: {source}, to: {target}}}" for source, target in sorted(limit.paths))
+        yield from (f"      - {{from: {_word(source)}, to: {_word(target)}}}" for source, target in sorted(limit.paths))
+
+
+def _word(name: str) -> str:
+    """A name as YAML has to have it: 0, no and on would be something else without quotes."""
+    return yaml.safe_dump([name], default_flow_style=True)[1:-2]

@@ -7,6 +7,7 @@ ValueError, OSError or RuntimeError, which the command line prints.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from emulator.hosts.runtime import EXTERNAL, RUNTIMES
 from emulator.links.engines import ENGINES
 from emulator.probe.meet import SECRET, Place, place
 from emulator.units import parse_size
+from scenarios.scenario_file import FASTEST
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -76,6 +78,17 @@ def place_of(options: argparse.Namespace) -> Place:
 def console(width: int = 100) -> Console:
     """For results: as wide as the terminal, or as the tables want in a pipe."""
     return Console(width=None if sys.stdout.isatty() else width)
+
+
+def speedup(text: str) -> float:
+    """A speed-up, as an option gives it; argparse prints what is wrong with it."""
+    try:
+        k = float(text)
+    except ValueError:
+        k = math.nan
+    if not 1 <= k <= FASTEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed-up: write a number from 1 to {FASTEST}")
+    return k
 
 
 def tensor_size(text: str) -> int:

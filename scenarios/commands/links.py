@@ -16,7 +16,7 @@ from rich.table import Table
 from emulator.hosts.runtime import Runtime, chosen
 from emulator.topology import load, round_trip
 from emulator.units import format_loss, format_rate, format_time
-from scenarios.commands import command, console, link_options
+from scenarios.commands import command, console, link_options, speedup
 from scenarios.progress import Stages
 
 if TYPE_CHECKING:
@@ -44,22 +44,12 @@ def add(commands: Commands) -> None:
                      _EPILOG)
     making.add_argument("topology", type=Path, help="a topology, as YAML (topologies/*.yaml)")
     link_options(making)
-    making.add_argument("--speedup", type=_speedup, default=1.0, metavar="K", help="rates x K, delays / K (default: 1)")
+    making.add_argument("--speedup", type=speedup, default=1.0, metavar="K", help="rates x K, delays / K (default: 1)")
     making.add_argument("--load", action="store_true",
                         help="also take round trips beside as many busy processes as there are hosts")
     making.add_argument("--loss-datagrams", type=int, default=0, metavar="N",
                         help="also count what is lost of N small datagrams, on every path with loss")
     making.set_defaults(interrupted="the network is gone")
-
-
-def _speedup(text: str) -> float:
-    try:
-        k = float(text)
-    except ValueError:
-        k = 0.0
-    if not 0 < k < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no speed-up: write a number above 0")
-    return k
 
 
 def _links(options: argparse.Namespace) -> int:

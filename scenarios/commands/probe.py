@@ -22,7 +22,16 @@ from emulator.probe.survey import Survey
 from emulator.probe.write import Findings, interval, topology_text
 from emulator.topology import load
 from emulator.units import format_rate, format_time
-from scenarios.commands import command, console, link_options, machine_options, place_of
+from scenarios.commands import (
+    MACHINE,
+    command,
+    console,
+    link_options,
+    machine_options,
+    place_of,
+    refuse_ignored,
+    speedup,
+)
 from scenarios.progress import Stages
 
 if TYPE_CHECKING:
@@ -49,7 +58,7 @@ def add(commands: Commands) -> None:
                          help="bring this network up and probe it blind: of the file the probe sees the hosts' names "
                               "alone")
     link_options(probing)
-    probing.add_argument("--speedup", type=float, default=1.0, metavar="K",
+    probing.add_argument("--speedup", type=speedup, default=1.0, metavar="K",
                          help="run the network K times faster than life (default: 1)")
     machine_options(probing)
     probing.add_argument("--output", type=Path, metavar="DIR",
@@ -61,14 +70,15 @@ def _probe(options: argparse.Namespace) -> int:
     if options.output is not None and options.output.exists():
         raise ValueError(f"{options.output} exists: a directory of measurements is written once; give another --output")
     if options.topology is not None:
-        if options.rank is not None or options.world is not None or options.master is not None:
-            raise ValueError("--topology makes a network on this machine; --rank, --world and --master use machines "
-                             "that are there: give one or the other")
+        refuse_ignored(options, MACHINE, "is about machines of your own, and --topology makes a network on this one: "
+                                         "give one or the other")
         survey, known = _of_topology(options)
     else:
         if options.rank is None and "RANK" not in os.environ:
             raise ValueError("which network? Give --topology FILE, or on each of your machines --rank, --world and "
                              "--master")
+        refuse_ignored(options, ("runtime", "engine", "speedup"), "is about a network that is made for the probe: add "
+                                                                  "--topology FILE, or leave it out")
         place = place_of(options)
         if place.rank:
             with meet.follow(place, "probe") as channel:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from emulator.timeline import happenings
-from emulator.topology import Topology, load
+from emulator.topology import Topology, TopologyError, load
 from emulator.topology import rows as topology_rows
 from emulator.units import format_rate
 from scenarios.commands import command, console
@@ -27,8 +27,14 @@ def add(commands: Commands) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from emulator.links.shaping import refuse
+
     topology = load(options.topology)
     _print(topology)
+    try:
+        refuse(topology)
+    except TopologyError as error:
+        console().print(f"It can be predicted, and not made on this machine: {error}", style="bold", markup=False)
     return 0
 
 

@@ -166,9 +166,77 @@ def test_who_has_not_the_secret_is_let_go_and_the_others_are_waited_for(monkeypa
     assert "is no `frogtorch`" in said
     assert "wrong seal: it has another secret" in said
     assert "it expects 3 machines, and rank 0 expects 2" in said
+    assert "let this machine go without a word: either its secret (FROGTORCH_SECRET, --secret-file) is an" in refused[0]
     assert "it expects 3 machines, and rank 0 expects 2" in refused[1]
     assert "b was started to measure, and rank 0 to probe" in refused[2]
     assert "mixed code: b (rank 1) has other modules (SHA-256 0123456789ab…) than rank 0" in refused[3]
+    assert len(refused) == 4      # the last came, and heard of the end
+
+
+def meeting(names, act, ends):
+    """Machines of those names meet for a probe, and rank 0's acts on it; how each of the others ended, into `ends`."""
+    master = "127.0.0.1", free_port()
+
+    def come(rank):
+        try:
+            with meet.follow(Place(rank, len(names), master, names[rank], None, SECRET.encode()), "probe") as channel:
+                peer.serve(channel)
+            ends[rank] = None
+        except (MeetError, ChannelError) as error:
+            ends[rank] = str(error)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(1, len(names))]
+    for thread in threads:
+        thread.start()
+    try:
+        with lead(Place(0, len(names), master, names[0], None, SECRET.encode()), "probe", lambda *_: None) as met, \
+                meet.peers(met):
+            act()
+    finally:
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def test_machines_hear_that_rank_0_has_failed():
+    def act():
+        raise RuntimeError("no more disk")
+
+    ends = {}
+    with pytest.raises(RuntimeError, match="no more disk"):
+        meeting("abc", act, ends)
+    assert ends == dict.fromkeys((1, 2), "rank 0 has ended the probe: no more disk")
+    meeting("ab", lambda: None, ends := {})
+    assert ends == {1: None}
+
+
+def test_machines_with_one_name_are_refused_on_all():
+    ends = {}
+    with pytest.raises(MeetError, match=r"two machines are called x, x \(rank 1, 127.0.0.1\) and x \(rank 2.*--name"):
+        meeting("axx", lambda: None, ends)
+    assert {*ends} == {1, 2}
+    assert all(end.startswith("rank 0 refused: two machines are called x") for end in ends.values())
+
+
+def test_a_machine_says_what_it_waits_for(monkeypatch, capfd):
+    monkeypatch.setattr(meet, "PATIENCE", 0.0)
+    where = Place(1, 2, ("no-such-host.invalid", 29600), "b", None, SECRET.encode())
+    with pytest.raises(MeetError, match=r"rank 0 is not at no-such-host\.invalid:29600 after 0 s"), \
+            meet.follow(where, "probe"):
+        pass
+    said = capfd.readouterr().err
+    assert said.startswith("rank 0 is not at no-such-host.invalid:29600 yet ([Errno -")
+    assert said.count("\n") == 1
+
+
+def test_a_peer_outlives_a_connection_that_has_gone_before_it_is_accepted():
+    class Gone:
+        def accept(self):
+            raise ConnectionAbortedError
+
+    one, two, _, theirs = pair()
+    with one, two:
+        assert peer.Peer(theirs)._accept(Gone()) is None
 
 
 def test_who_does_not_come_is_named_on_every_machine_that_is_there(monkeypatch):

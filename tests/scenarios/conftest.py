@@ -5,7 +5,6 @@
 
 import json
 import random
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,12 +53,16 @@ def speedup(point: dict) -> int:
 
 
 def write_run(directory: Path, noise: float = 0.01, bias: float = 1.03, seed: int = 1,
-              sizes: tuple[int, ...] = tuple(WORLDS)) -> Path:
-    """Write a run of the worlds `sizes`, whose times are a + b·n; measured `bias` times that, times 1 ± noise."""
+              sizes: tuple[int, ...] = tuple(WORLDS), network: str = "seattle-newyork") -> Path:
+    """Write a run of the worlds `sizes`, whose times are a + b·n; measured `bias` times that, times 1 ± noise.
+
+    `network` is what its topology is called.
+    """
     worlds = {size: WORLDS[size] for size in sizes}
     rng = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ROOT / "topologies/seattle-newyork.yaml", directory / "topology.yaml")
+    (directory / "topology.yaml").write_text((ROOT / "topologies/seattle-newyork.yaml").read_text().replace(
+        "name: seattle-newyork", f"name: {network}"))
     topology = sha256(directory / "topology.yaml")
     (directory / "scenario.yaml").write_text(
         SCENARIO % "\n".join(f"  {size}: [{', '.join(hosts)}]" for size, hosts in worlds.items()))

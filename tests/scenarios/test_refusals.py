@@ -242,3 +242,29 @@ def test_what_is_no_run_directory_says_what_one_is(said, tmp_path, command):
 def test_a_script_json_that_is_none_is_refused_by_file(said, predicted):
     (predicted / "script.json").write_text('{"path": "x"}')
     assert f"{predicted / 'script.json'}: arguments: Field required" in said("report", predicted)
+
+
+@pytest.mark.parametrize("command", ["probe --topology", "links"])
+@pytest.mark.parametrize("speedup", ["inf", "1e9", "0.5", "0", "nan", "x"])
+def test_a_network_runs_from_1_to_10_times_faster_than_life(capfd, command, speedup):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "t.yaml", "--speedup", speedup])
+    assert f"'{speedup}' is no speed-up: write a number from 1 to 10" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--topology", "t.yaml", "--name", "a"], "--name is about machines of your own, and --topology makes a network"),
+    (["--rank", "0", "--speedup", "2"], "--speedup is about a network that is made for the probe: add --topology"),
+    (["--rank", "0", "--engine", "tun"], "--engine is about a network that is made for the probe: add --topology"),
+])
+def test_a_probe_is_of_a_network_here_or_of_machines(said, options, message):
+    assert message in said("probe", *options)
+
+
+def test_a_topology_that_no_links_can_be_made_of_is_shown_with_that(tmp_path, capfd):
+    groups = "".join(f"  {name}: {{rate: 1 MB/s, paths: [{{from: one, to: far}}]}}\n" for name in ("a", "b", "c"))
+    (tmp_path / "t.yaml").write_text(TOPOLOGY + "groups:\n" + groups)
+    assert main(["topology", "show", str(tmp_path / "t.yaml")]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "It can be predicted, and not made on this machine: " in said
+    assert "path one -> far is in 3 groups (a, b, c)" in said
