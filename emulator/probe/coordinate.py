@@ -78,9 +78,12 @@ class Coordinator:
                 return Survey(self._hosts, self._echoes, tuple(self._trials), speedup), end.value
 
     def round_trips(self) -> dict[Pair, float]:
-        """Seconds of the idle round trip between each two hosts, by both orders. Raises ProbeError or ChannelError."""
+        """Seconds of the idle round trip between each two hosts, by both orders, as it is now.
+
+        Raises ProbeError or ChannelError.
+        """
         with undisturbed():
-            self._hosts = self._open()
+            self._hosts = self._hosts or self._open()
             self._echoes = self._round_trips()
         medians = {pair: Estimate.of_echoes(seconds).value for pair, seconds in self._echoes.items()}
         return medians | {(other, one): seconds for (one, other), seconds in medians.items()}

@@ -103,8 +103,10 @@ def _calibration(of: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> int:
     scenario, script = _loaded(options)
     calibration = _known(options, scenario)
-    compute = (computed(options.compute, scenario.worlds if scenario.training else ()) if options.compute
-               else _compute(scenario, script, calibration))
+    if script or not scenario.training:
+        refuse_ignored(options, ["compute"], f"is about the training of a workload, and {scenario.file} has none here: "
+                                             "leave it out")
+    compute = computed(options.compute, scenario.worlds) if options.compute else _compute(scenario, script, calibration)
     if scenario.training and scenario.training.stragglers and compute is None:
         raise ValueError(f"{scenario.file}: stragglers compute longer than others, and how long those do is not known; "
                          "give --compute or --calibration, or let `frogtorch compare` measure it")

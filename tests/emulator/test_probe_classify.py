@@ -120,8 +120,8 @@ def test_hosts_may_be_called_what_yaml_takes_for_something_else(tmp_path):
     names = ["0", "no", "on", "2026-13-01", "0x1f"]
     hosts = ", ".join(f"'{name}': {{site: s}}" for name in names)
     truth = written(tmp_path, f"name: odd\nsites: [s]\nhosts: {{{hosts}}}\n"
-                              "paths: [{between: [s, s], delay: 1 ms, rate: 2 MB/s}]\n"
-                              "groups:\n  g: {rate: 1 MB/s, paths: [{from: 'no', to: 'on'}, {from: '0', to: '0x1f'}]}\n")
+                              "paths: [{between: [s, s], delay: 1 ms, rate: 2 MB/s}]\ngroups:\n"
+                              "  g: {rate: 1 MB/s, paths: [{from: 'no', to: 'on'}, {from: '0', to: '0x1f'}]}\n")
     read = written(tmp_path, topology_text("found", World(truth).probe()))
     assert [host.name for host in read.hosts] == names
     assert [group.paths for group in read.groups] == [{("no", "on"), ("0", "0x1f")}]

@@ -268,3 +268,10 @@ def test_a_topology_that_no_links_can_be_made_of_is_shown_with_that(tmp_path, ca
     said = " ".join(capfd.readouterr().out.split())
     assert "It can be predicted, and not made on this machine: " in said
     assert "path one -> far is in 3 groups (a, b, c)" in said
+
+
+def test_what_a_step_computes_is_of_a_training(said, tmp_path):
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    assert "--compute is about the training of a workload, and " in said(
+        "predict", tmp_path / "scenario.yaml", "--compute", "c", "--output", tmp_path / "run")
