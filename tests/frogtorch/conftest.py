@@ -14,7 +14,7 @@ import pytest
 
 import frogtorch.process_group  # noqa: F401 - once, and not in every forked rank
 
-GUARD = 60.0
+GUARD = 120.0
 """Seconds after which a world counts as hung."""
 
 

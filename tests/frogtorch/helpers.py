@@ -1,13 +1,14 @@
 """What several test files need (pyproject.toml has this folder on their path)."""
 
 import time
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from frogtorch.memory.cells import Reading, Tally
 from frogtorch.telemetry import Record
 
-GIVE_UP = 30.0
+GIVE_UP = 60.0
 """Seconds after which something that was to come counts as missing."""
 
 
@@ -21,6 +22,24 @@ def failure(call, kind=RuntimeError):
     except kind as error:
         return str(error)
     return None
+
+
+def brief_timeout(seconds):
+    """Let what this rank begins from now on time out after `seconds`, in which not every rank need have started."""
+    group().set_timeout(timedelta(seconds=seconds))
+
+
+def store():
+    return dist.distributed_c10d._get_default_store()
+
+
+def tell(name):
+    store().set(name, "1")
+
+
+def passed(name):
+    """Wait for a word from another rank."""
+    store().wait([name], timedelta(seconds=GIVE_UP))
 
 
 def eventually(condition):

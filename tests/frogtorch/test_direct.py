@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import failure, group
+from helpers import brief_timeout, failure, group, passed, tell
 
 import frogtorch
 
@@ -101,12 +101,11 @@ def test_a_rank_that_dies_is_named(world, count):
         dist.all_reduce(torch.ones(4))
         if rank == 2:
             os._exit(3)
-        begin = time.monotonic()
-        return failure(lambda: dist.all_reduce(torch.ones(count))), time.monotonic() - begin
+        return failure(lambda: dist.all_reduce(torch.ones(count)))
 
-    first, second, _ = world(3, run, timeout=30, options=DIRECT).results(expected_dead=[2])
-    for text, seconds in (first, second):
-        assert seconds < 15
+    # A world counts as hung long before this timeout.
+    first, second, _ = world(3, run, timeout=1000, options=DIRECT).results(expected_dead=[2])
+    for text in (first, second):
         assert "all_reduce (direct, sum, float32), round 1 " in text
         assert "rank 2 at 127.0.0.1:" in text
 
@@ -115,11 +114,14 @@ def test_a_rank_that_is_late_is_waited_for_until_the_timeout(world):
     def run(rank, size):
         dist.all_reduce(torch.ones(4))
         if rank == 1:
-            time.sleep(3)
+            passed("the time is up")
             return None
-        return failure(lambda: dist.all_reduce(torch.ones(40_000_000)))
+        brief_timeout(1.5)
+        text = failure(lambda: dist.all_reduce(torch.ones(40_000_000)))
+        tell("the time is up")
+        return text
 
-    text, _ = world(2, run, timeout=1.5, options=DIRECT).results()
+    text, _ = world(2, run, options=DIRECT).results()
     assert " timeout of 1.5 s passed" in text
     assert "ars.1.0, rank 1) of rank 1 at 127.0.0.1:" in text
     assert "(0 of 80000000 bytes came)" in text

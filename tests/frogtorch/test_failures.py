@@ -9,20 +9,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import brief_timeout, failure, passed, tell
 
 import frogtorch
 
 SHARD = frogtorch.Options(all_reduce="shard")
-
-
-def failure(call):
-    """What `call` fails with, and after how many seconds."""
-    begin = time.monotonic()
-    try:
-        call()
-    except RuntimeError as error:
-        return str(error), time.monotonic() - begin
-    return None, time.monotonic() - begin
+NEVER = 1000.0
+"""Seconds of a timeout that no test waits for: a world counts as hung long before."""
 
 
 @pytest.mark.parametrize("count", [10, 400_000])
@@ -33,9 +26,8 @@ def test_a_rank_that_dies_in_a_round(world, count):
             os._exit(3)
         return failure(lambda: dist.all_reduce(torch.ones(count)))
 
-    first, second, _ = world(3, run, timeout=30, options=SHARD).results(expected_dead=[2])
-    for text, seconds in (first, second):
-        assert seconds < 15  # at once, not after the group's timeout
+    first, second, _ = world(3, run, timeout=NEVER, options=SHARD).results(expected_dead=[2])
+    for text in (first, second):
         assert "all_reduce (shard, sum, float32), round 1 " in text
         assert "rank 2 at 127.0.0.1:" in text
         assert " closed " in text
@@ -46,11 +38,12 @@ def test_a_rank_that_is_stopped(world):
         dist.all_reduce(torch.ones(4))
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return failure(lambda: dist.all_reduce(torch.ones(400_000)))
+        brief_timeout(1.5)
+        begin = time.monotonic()
+        return failure(lambda: dist.all_reduce(torch.ones(400_000))), time.monotonic() - begin
 
-    started = world(2, run, timeout=1.5, options=SHARD)
-    (text, seconds), _ = started.results(expected_dead=[1])
-    assert 1.4 < seconds < 15
+    (text, seconds), _ = world(2, run, options=SHARD).results(expected_dead=[1])
+    assert seconds > 1.4
     # Both slices are asked of it: its own sum, and its part of ours.
     assert " timeout of 1.5 s passed" in text
     assert "on rank 0" in text
@@ -63,10 +56,11 @@ def test_the_rank_that_is_stopped_is_named_first(world):
         dist.all_reduce(torch.ones(4))
         if rank == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
+        brief_timeout(3)
         return failure(lambda: dist.all_reduce(torch.ones(600)))
 
     # The others' sums are late, too: they wait for the same rank.
-    texts = [text for text, _ in world(6, run, timeout=3, options=SHARD).results(expected_dead=[3])[:3]]
+    texts = world(6, run, options=SHARD).results(expected_dead=[3])[:3]
     assert any(re.search(r"waiting for \(\S+ ars\.1\.0\.\d, rank 3\)", text) for text in texts)
     assert all("rank 3 at 127.0.0.1:" in text for text in texts)
 
@@ -80,7 +74,7 @@ def test_an_interrupt_while_a_collective_is_started(world):
             dist.group.WORLD._memory.publish = interrupted
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(torch.ones(4))
-        return failure(lambda: dist.all_reduce(torch.ones(4)))[0]
+        return failure(lambda: dist.all_reduce(torch.ones(4)))
 
     first, second = world(2, run, options=SHARD).results()
     assert "rank 1 at 127.0.0.1:" in first
@@ -90,11 +84,14 @@ def test_an_interrupt_while_a_collective_is_started(world):
 def test_a_rank_that_never_calls(world):
     def run(rank, size):
         if rank == 1:
-            time.sleep(2)
+            passed("rank 0 is told")
             return None
-        return failure(lambda: dist.broadcast(torch.ones(3), 1))
+        brief_timeout(1)
+        text = failure(lambda: dist.broadcast(torch.ones(3), 1))
+        tell("rank 0 is told")
+        return text
 
-    (text, _), _ = world(2, run, timeout=1, options=SHARD).results()
+    text, _ = world(2, run, options=SHARD).results()
     assert "broadcast (float32), round 0 " in text
     assert "bct.0.1, rank 1) of rank 1 at" in text
     assert "0 of 12 bytes" in text
@@ -104,7 +101,7 @@ def test_a_rank_that_never_comes_to_the_rendezvous(world):
     def run(rank, size):
         raise AssertionError("the group must not come together")
 
-    started = world(3, run, timeout=2, absent=[2])
+    started = world(3, run, timeout=5, absent=[2])
     for result in started.results(expected_dead=[2])[:2]:
         assert "rank 2 has not come to the rendezvous" in str(result)
 
@@ -124,14 +121,12 @@ def test_ranks_that_do_different_things(world, first, second, said):
     def run(rank, size):
         return failure(first if rank == 0 else second)
 
-    results = world(2, run, timeout=20, options=SHARD).results()
-    failed = [(text, seconds) for text, seconds in results if text is not None]
+    failed = [text for text in world(2, run, timeout=NEVER, options=SHARD).results() if text is not None]
     assert failed
-    for text, seconds in failed:
-        assert seconds < 10
+    for text in failed:
         assert "rank 0" in text
         assert "rank 1" in text
-    assert any(said in text for text, _ in failed)
+    assert any(said in text for text in failed)
 
 
 def test_a_group_goes_on_after_a_round_timed_out(world):
@@ -140,8 +135,10 @@ def test_a_group_goes_on_after_a_round_timed_out(world):
         options = dist.AllreduceOptions()
         options.timeout = timedelta(seconds=0.5)
         if rank == 1:
-            time.sleep(1.5)
-        late = failure(lambda: group.allreduce([torch.ones(300_000)], options).wait())[0]
+            passed("the time is up")
+        late = failure(lambda: group.allreduce([torch.ones(300_000)], options).wait())
+        if rank == 0:
+            tell("the time is up")
         x = torch.full((300_000,), rank + 1.0)
         dist.all_reduce(x)
         return late, x.unique().tolist()
@@ -190,8 +187,7 @@ def test_abort_ends_what_is_under_way(world):
             return None
         return failure(lambda: dist.all_reduce(torch.ones(3)))
 
-    (text, seconds), _ = world(2, run, timeout=20, options=SHARD).results()
-    assert seconds < 10
+    text, _ = world(2, run, timeout=NEVER, options=SHARD).results()
     assert "rank 1 at 127.0.0.1" in text
 
 
@@ -205,7 +201,7 @@ def test_a_result_that_cannot_be_taken_home_fails_its_own_collective_alone(ranks
             raise RuntimeError("this tensor is not to be written")
 
         put_back, Place.put_back = Place.put_back, refuse
-        text, _ = failure(lambda: dist.all_reduce(x))
+        text = failure(lambda: dist.all_reduce(x))
         Place.put_back = put_back
         x = torch.ones(3)
         dist.all_reduce(x)

@@ -135,7 +135,7 @@ def test_an_error_is_raised_where_the_result_is_used(world):
                 return str(error)
         return None
 
-    (text, _) = world(2, run, timeout=1).results()
+    (text, _) = world(2, run).results()
     assert "all_reduce" in text
     assert "rank 1" in text
 

@@ -3,12 +3,11 @@
 import os
 import signal
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import eventually, failure, group
+from helpers import brief_timeout, eventually, failure, group, passed, tell
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -42,19 +41,6 @@ class Bucket:
 def mean(hook, state, values, **bucket):
     """What the hook makes of a bucket with these values."""
     return hook(state, Bucket(values, **bucket)).wait().tolist()
-
-
-def store():
-    return dist.distributed_c10d._get_default_store()
-
-
-def passed(name):
-    """Wait for a word from another rank."""
-    store().wait([name], timedelta(seconds=30))
-
-
-def tell(name):
-    store().set(name, "1")
 
 
 def received():
@@ -413,11 +399,12 @@ def test_waiting_ends_with_the_timeout_and_says_for_what(ranks):
         if rank == 0:
             passed("end")
             return None
+        brief_timeout(1)
         error = failure(lambda: mean(fresh_only, FreshOnly(bound=0), [1.0]))
         tell("end")
         return error
 
-    error = ranks(2, run, timeout=1)[1]
+    error = ranks(2, run)[1]
     assert "hkb.1.0 of step 0 or later of rank 0 at 127.0.0.1" in error
     assert "timeout of 1 s passed" in error
 

@@ -3,11 +3,11 @@
 import socket
 import struct
 import threading
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import eventually, group, passed, tell
 
 import frogtorch
 from frogtorch.collectives.interest import Interest
@@ -89,8 +89,8 @@ def test_strangers_neither_get_in_nor_hold_up_the_rendezvous():
     liar.sendall(wire.greet(b"x" * 16, 1, 2, 0, [Interest("arr")]))
     second = threading.Thread(target=meet, args=(1,))
     second.start()
-    first.join(20)
-    second.join(20)
+    first.join(60)
+    second.join(60)
     token, endpoint, links = met[0]
     assert len(token) == 16
     assert endpoint.address == "127.0.0.1"
@@ -161,10 +161,14 @@ def test_memory_is_empty_when_all_have_read(ranks):
             dist.all_reduce(torch.ones(count))
             dist.broadcast(torch.ones(count), 0)
         dist.barrier()
-        time.sleep(0.2)
         boxes = [memory.published, memory.published.unread, memory._tallies, memory.operations, memory.mailbox]
         boxes += [box for peer in memory.peers.values() for box in (peer.reads, peer.inbox, peer.gave_up)]
-        return [len(box) for box in boxes], [peer.inbox.cost for peer in memory.peers.values()]
+
+        def left():
+            return [len(box) for box in boxes], [peer.inbox.cost for peer in memory.peers.values()]
+
+        eventually(lambda: not sum(map(sum, left())))
+        return left()
 
     for lengths, inbox_bytes in ranks(3, run):
         assert sum(lengths) == 0
@@ -176,7 +180,13 @@ def test_a_small_cell_overtakes_a_long_one(ranks):
     def run(rank, size):
         x = torch.ones(16_000_000)
         long = dist.broadcast(x, 0, async_op=True)
-        dist.all_reduce(torch.ones(3))
+        small = dist.all_reduce(torch.ones(3), async_op=True)
+        if rank == 0:
+            with group()._engine.loop.lock:  # it sends nothing before rank 1 has asked for both, however late that is
+                passed("rank 1 has begun both")
+        else:
+            tell("rank 1 has begun both")
+        small.wait()
         long.wait()
         # By the backend's own clock: on a busy machine the caller's thread may come too late to see it.
         ended = {seen["collective"]: seen["start"] + seen["seconds"] for seen in dist.group.WORLD.telemetry.take()}
