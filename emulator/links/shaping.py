@@ -20,11 +20,10 @@ from emulator.ethernet import FRAME, burst
 from emulator.links.namespace import LinkError, run, scratch
 from emulator.topology import Path, Topology, TopologyError, round_trip
 
-LARGEST_PACKET = 70_000
-"""Bytes that HTB counts for the largest GSO packet: 65,536 of data, and headers for each of its 46 segments."""
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
 meet, a longer one has them lose more at a time, and share less evenly."""
+_ASSURED = 25               # bytes a second to each leaf under an access, as HTB wants some: a frame a minute
 _MOST_PACKETS = 50_000      # a second on one path, for the sake of the processor
 _MOST_GROUPS = 2      # a path's turns in the hub: where it comes in, and where it goes out
 
@@ -65,9 +64,10 @@ class Leaf:
 def tree(device: str, access: float | None, leaves: Sequence[Leaf], live: bool = False) -> list[str]:
     """Lines for ``tc -batch`` that limit `device` to `access` and each leaf to its rate.
 
-    Leaves borrow from the access in turns of equal length, after each had its even part of it: max-min sharing. What
-    matches no leaf (ARP, unlimited paths) passes by untouched. Empty if nothing is limited. `live`: the tree is there,
-    and its rates and queues become these.
+    Leaves borrow from the access in turns of equal length: max-min sharing. None is assured a part of it, as HTB lets
+    a leaf send what it is assured whatever the access has already let through: leaves that were idle would send some
+    frames each, all at once. What matches no leaf (ARP, unlimited paths) passes by untouched. Empty if nothing is
+    limited. `live`: the tree is there, and its rates and queues become these.
     """
     limited = [leaf for leaf in leaves if access is not None or leaf.rate is not None]
     if not limited:
@@ -77,16 +77,14 @@ def tree(device: str, access: float | None, leaves: Sequence[Leaf], live: bool =
     parent = "1:"
     if access is not None:
         parent = "1:fff"
-        lines.append(f"class {verb} dev {device} parent 1: classid {parent} " + _limits(access, access))
+        lines.append(f"class {verb} dev {device} parent 1: classid {parent} "
+                     + _limits(access, access, access))
     for number, leaf in enumerate(limited, start=1):
-        if access is None:
-            assert leaf.rate is not None
-            ceiling = floor = leaf.rate
-        else:
-            ceiling = access if leaf.rate is None else min(access, leaf.rate)
-            floor = min(ceiling, access / len(limited))
+        rate = access if leaf.rate is None or (access is not None and access < leaf.rate) else leaf.rate
+        assert rate is not None
         lines += [
-            f"class {verb} dev {device} parent {parent} classid 1:{number:x} " + _limits(floor, ceiling),
+            f"class {verb} dev {device} parent {parent} classid 1:{number:x} "
+            + _limits(rate if access is None else None, rate, access),
             f"qdisc {verb} dev {device} parent 1:{number:x} handle {number + 1:x}: bfifo limit {leaf.queue}",
         ]
         if not live:
@@ -95,10 +93,11 @@ def tree(device: str, access: float | None, leaves: Sequence[Leaf], live: bool =
     return lines
 
 
-def _limits(rate: float, ceiling: float) -> str:
-    # tc's "bps" is bytes per second. The quantum is a turn's length among borrowers: the same for all under one access.
-    return (f"htb rate {round(rate)}bps ceil {round(ceiling)}bps burst {burst(rate)} cburst {burst(ceiling)} "
-            f"quantum {min(burst(ceiling), 200_000)}")
+def _limits(assured: float | None, ceiling: float, access: float | None) -> str:
+    most = burst(ceiling, shared=ceiling == access)
+    # tc's "bps" is bytes per second. The quantum is a turn's length among those who borrow: the same for all of them.
+    return (f"htb rate {_ASSURED if assured is None else round(assured)}bps ceil {round(ceiling)}bps "
+            f"burst {1 if assured is None else most} cburst {most} quantum {min(burst(access or ceiling), 200_000)}")
 
 
 def up(topology: Topology, host: str, device: str, address: Mapping[str, str],

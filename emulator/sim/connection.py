@@ -30,13 +30,13 @@ _SHORT = 1e-4  # seconds: no round trip of a law is shorter
 _FREE = 1e12  # bytes per second: no limit
 
 
-def head_start(rate: float) -> float:
-    """Bytes that an idle HTB class lets through at once.
+def head_start(rate: float, shared: bool) -> float:
+    """Bytes that an idle HTB class, of one path or `shared`, lets through at once.
 
     That is its ``burst``, and the last packet of a message: while it owes nothing it lets a whole packet go. The last
     one may be anything up to a full packet; half of one here.
     """
-    return burst(rate) + packet(rate) / 2 * FRAME
+    return burst(rate, shared) + packet(rate) / 2 * FRAME
 
 
 class Sent(NamedTuple):
@@ -139,7 +139,7 @@ class Connections:
     def _link(self, name: tuple[str, ...]) -> Link:
         if name not in self._links:
             rate = self._rates[name]
-            self._links[name] = Link(" ".join(name), rate, head_start(rate))
+            self._links[name] = Link(" ".join(name), rate, head_start(rate, name[0] != "path"))
         return self._links[name]
 
     def _law(self, a: int, b: int, path: Path, trip: float) -> list[Link]:
@@ -176,7 +176,7 @@ class Connections:
         self._rates = {name: rate for name, rate in rates if rate is not None}
         for name, link in self._links.items():
             if link.rate != self._rates[name]:
-                self.network.change(link, self._rates[name], head_start(self._rates[name]))
+                self.network.change(link, self._rates[name], head_start(self._rates[name], name[0] != "path"))
         for (a, b), channel in self._channels.items():
             there, back = (self._hosts[a], self._hosts[b]), (self._hosts[b], self._hosts[a])
             if there != back:

@@ -36,11 +36,11 @@ UPLINK = "  uplink: {rate: 6 MB/s, paths: [{from: west, to: east}]}\n"
 def test_a_group_is_a_device_that_its_paths_are_led_through(world):
     small = world("  trunk: {rate: 6 MB/s, paths: [{from: a, to: x}, {from: a, to: y}]}\n")
     lines = shaping.group(small, "trunk", "g0", ADDRESS)
-    # Half of 6 MB/s is assured to each of the two paths; a limit passes a millisecond of its rate at once.
+    # The two paths borrow what they send from the 6 MB/s.
     assert [line.split(" burst")[0] for line in lines if line.startswith("class")] == [
         "class add dev g0 parent 1: classid 1:fff htb rate 6000000bps ceil 6000000bps",
-        "class add dev g0 parent 1:fff classid 1:1 htb rate 3000000bps ceil 6000000bps",
-        "class add dev g0 parent 1:fff classid 1:2 htb rate 3000000bps ceil 6000000bps",
+        "class add dev g0 parent 1:fff classid 1:1 htb rate 25bps ceil 6000000bps",
+        "class add dev g0 parent 1:fff classid 1:2 htb rate 25bps ceil 6000000bps",
     ]
     assert [line.split("u32 ")[1] for line in lines if line.startswith("filter")] == [
         "match ip src 10.0.0.1/32 match ip dst 10.0.0.2/32 flowid 1:1",

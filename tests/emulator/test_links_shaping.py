@@ -45,20 +45,26 @@ def test_a_path_is_a_class_with_its_rate_and_no_borrowing():
     ]
 
 
-def test_half_a_millisecond_of_a_rate_may_go_at_once():
+def test_a_millisecond_of_a_rate_may_go_at_once_and_four_of_a_shared_one():
     assert shaping.burst(30e6) == 30_000
+    assert shaping.burst(30e6, shared=True) == 120_000
+    assert shaping.burst(0.3e6, shared=True) == 1514
 
 
 def test_paths_share_an_access_evenly_and_borrow_up_to_it():
     lines = shaping.tree("eth0", 3e6, [Leaf("m1", None, 1), Leaf("m2", 1.2e6, 1), Leaf("m3", 0.5e6, 1)])
     classes = [line.split("burst")[0].split("classid ")[1] for line in lines if line.startswith("class")]
-    # A third of 3 MB/s is assured to each, but no path is assured more than its own rate.
+    # Nothing is assured, or as good as nothing, to any: all is borrowed, up to a path's own rate.
     assert classes == [
         "1:fff htb rate 3000000bps ceil 3000000bps ",
-        "1:1 htb rate 1000000bps ceil 3000000bps ",
-        "1:2 htb rate 1000000bps ceil 1200000bps ",
-        "1:3 htb rate 500000bps ceil 500000bps ",
+        "1:1 htb rate 25bps ceil 3000000bps ",
+        "1:2 htb rate 25bps ceil 1200000bps ",
+        "1:3 htb rate 25bps ceil 500000bps ",
     ]
+    # 4 ms of what is shared may go at once, 1 ms of what is a path's own; but for its turns no leaf has a burst.
+    assert [line.split(" burst ")[1] for line in lines if line.startswith("class")] == [
+        "12000 cburst 12000 quantum 3000", "1 cburst 12000 quantum 3000", "1 cburst 1514 quantum 3000",
+        "1 cburst 1514 quantum 3000"]
 
 
 def test_nothing_is_made_where_nothing_is_limited():
