@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import group
+from helpers import brief_timeout, eventually, group
 
 
 def ones(rank, count=5, dtype=torch.float32):
@@ -198,7 +198,7 @@ def test_arguments_that_cannot_be_are_refused_before_anything_happens(ranks):
         dist.all_reduce(x)  # the ranks are still in step
         return x.tolist()
 
-    assert ranks(3, run, timeout=10) == [[6.0] * 5] * 3
+    assert ranks(3, run) == [[6.0] * 5] * 3
 
 
 @pytest.mark.parametrize("call", [
@@ -215,14 +215,15 @@ def test_timeouts(world, call):
         if rank:
             store.wait(["rank 0 is told"])
             return None
+        brief_timeout(0.5)
         begin = time.monotonic()
         with pytest.raises(RuntimeError, match=r" timeout of 0\.5 s ") as caught:
             call()
-        assert 0.4 < time.monotonic() - begin < 15
+        assert time.monotonic() - begin > 0.4
         store.set("rank 0 is told", "1")
         return type(caught.value).__name__, str(caught.value)
 
-    (kind, text), _ = world(2, run, timeout=0.5).results()
+    (kind, text), _ = world(2, run).results()
     assert kind == "RoundTimeout"
     assert "rank 1" in text
 
@@ -236,7 +237,7 @@ def test_timeouts_of_one_call_of_one_wait_and_set_later(ranks):
             with pytest.raises(RuntimeError, match="timeout") as caught:
                 call()
             texts.append(str(caught.value))
-            assert 0.2 < time.monotonic() - begin < 15
+            assert time.monotonic() - begin > 0.2
 
         store = dist.distributed_c10d._get_default_store()
         if rank == 0:
@@ -263,15 +264,17 @@ def test_timeouts_of_one_call_of_one_wait_and_set_later(ranks):
 
 def test_monitored_barrier(world):
     def run(rank, size):
-        group().monitored_barrier(timedelta(seconds=5))
+        group().monitored_barrier(timedelta(seconds=60))
         dist.barrier()
         if rank in (1, 2):
             return None
+        if rank == 0:
+            assert eventually(lambda: group()._memory.peers[3].standing)  # it has come, and asks to be let go
         with pytest.raises(RuntimeError) as caught:
-            group().monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
+            group().monitored_barrier(timedelta(seconds=60 if rank else 2), wait_all_ranks=True)
         return str(caught.value)
 
-    texts = world(4, run, timeout=10).results()
+    texts = world(4, run).results()
     assert texts[0].startswith("Ranks 1, 2 failed to pass monitoredBarrier in ")
     assert texts[3]
 
@@ -292,6 +295,7 @@ def test_a_profiler_sees_collectives(ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_more_than_two_gibibytes(ranks):
     free = int(re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) >> 20
     if free < 20:
@@ -312,4 +316,4 @@ def test_more_than_two_gibibytes(ranks):
         assert len(what[0]) == 3 << 30
         assert what[0][-1] == 7
 
-    ranks(2, run, timeout=200.0, guard=250.0)
+    ranks(2, run, timeout=800.0, guard=850.0)
