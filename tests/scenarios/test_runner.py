@@ -1,5 +1,6 @@
 """The main job on real packets, small; and what is left of it when it is killed."""
 
+import itertools
 import json
 import os
 import signal
@@ -110,7 +111,8 @@ def test_a_scenario_is_predicted_then_measured(scenario, tmp_path, status_of):
     assert sorted((p.campaign, p.when) for p in probed) == sorted(
         (campaign, when) for campaign in range(3) for when in ("before", "after") for _ in range(6))
     environment = json.loads((run / "environment.json").read_text())
-    assert [network["speedup"] for network in environment["networks"]] == [10, 5, 1]
+    # One a campaign, and another each time that one was void.
+    assert [k for k, _ in itertools.groupby(network["speedup"] for network in environment["networks"])] == [10, 5, 1]
     assert (run / "predictions.jsonl").stat().st_mtime < (run / "fidelity.jsonl").stat().st_mtime
     telemetry = [json.loads(line) for line in (run / "telemetry" / "rank0.jsonl").read_text().splitlines()]
     received = {seen["payload_received"] for seen in telemetry
