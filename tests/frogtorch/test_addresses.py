@@ -8,6 +8,7 @@ import logging.handlers
 import os
 import pickle
 import queue
+import re
 import socket
 import subprocess
 import threading
@@ -287,7 +288,7 @@ def all_meet(size, settings):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     for _, _, links in met.values():
         for link in links.values():
             link.sock.close()
@@ -309,14 +310,18 @@ def test_a_published_port_is_dialled(door):
         await asyncio.gather(passed(reader, there[1]), passed(there[0], writer))
 
     async def serve():
-        async with await asyncio.start_server(connected, sock=published) as server:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.serve_forever(), 1.0)
+        async with await asyncio.start_server(connected, sock=published):
+            while not over.is_set():
+                await asyncio.sleep(0.05)
 
-    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+    over = threading.Event()
+    serving = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    serving.start()
     public = Endpoint(*published.getsockname())
     (_, own, _), (_, _, links) = all_meet(2, [
         {"address": "127.0.0.69", "advertise": public, "ports": (29640, 29640)}, {"address": "127.0.0.70"}])
+    over.set()
+    serving.join(60)
     assert own == links[0].endpoint == public
 
 
@@ -413,7 +418,7 @@ def two_hosts():
                 run(host, f"ip address add fd77:{net}::{number}/64 dev n{net} nodad")
                 run(host, f"ip link set n{net} up")
         for host in "ab":  # the kernel takes its time to call them running
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while running(names[host]) < {"n1", "n2"} and time.monotonic() < until:
                 time.sleep(0.05)
         yield SimpleNamespace(names=names, run=run)
@@ -472,7 +477,7 @@ def in_namespace(host, rank, settings, timeout):
         found = str(error)
     told = store.get(f"frogtorch/1/endpoint/{rank}").decode()
     store.add("done", 1)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while rank == 0 and store.add("done", 0) < 2 and time.monotonic() < until:  # it holds the store
         time.sleep(0.02)
     return found, told
@@ -508,7 +513,7 @@ def test_the_other_network_is_taken_where_a_firewall_swallows_the_first(two_host
         two_hosts.run("a", f"{command} -A INPUT -i n1 -p tcp --syn -j DROP")
     begin = time.monotonic()
     assert in_namespaces(two_hosts, ["10.77.1.1", "10.77.1.1"], [{}, {}])[1][0] == ("10.77.2.2", "10.77.2.1")
-    assert time.monotonic() - begin < 15  # the kernel tries a swallowed connection for two minutes
+    assert time.monotonic() - begin < 60  # the kernel tries a swallowed connection for two minutes
 
 
 @pytest.mark.root
@@ -522,7 +527,7 @@ def test_one_open_port_is_enough(two_hosts):
     assert in_namespaces(two_hosts, stores, [ports, {}])[1][0] == ("10.77.1.2", "10.77.1.1")
     (zero, _), (one, _) = in_namespaces(two_hosts, stores, [{}, {}], timeout=1.5)
     assert "set FROGTORCH_PORTS to ports that it lets through" in zero
-    assert "from 10.77.1.2: timed out, no answer for 1." in one
+    assert re.search(r"from 10\.77\.1\.2: timed out, no answer for \d", one)
     assert "from 10.77.2.2: timed out, no answer for " in one
 
 
@@ -568,9 +573,9 @@ def test_debian_hosts_whose_names_are_127_0_1_1(two_hosts, tmp_path):
 
 @pytest.mark.root
 def test_a_rank_on_the_slow_one_of_two_networks(two_hosts):
-    # Ranks 1 and 2 on host b, one over each network, of which the first carries 4 MB/s.
+    # Ranks 1 and 2 on host b, one over each network, of which the first carries 2 MB/s.
     two_hosts.run("b", "tc qdisc add dev n1 root handle 1: htb default 1")
-    two_hosts.run("b", "tc class add dev n1 parent 1: classid 1:1 htb rate 32mbit burst 16k quantum 1514")
+    two_hosts.run("b", "tc class add dev n1 parent 1: classid 1:1 htb rate 16mbit burst 16k quantum 1514")
 
     def run(rank):
         if rank:
@@ -578,16 +583,16 @@ def test_a_rank_on_the_slow_one_of_two_networks(two_hosts):
         said = queue.SimpleQueue()
         logging.getLogger("frogtorch").addHandler(logging.handlers.QueueHandler(said))
         dist.init_process_group("frogtorch", init_method="tcp://10.77.1.1:29500", rank=rank, world_size=3,
-                                timeout=timedelta(seconds=30))
+                                timeout=timedelta(seconds=60))
         for root in (2, 1) * 5:
             dist.broadcast(torch.zeros(1 << 18), root)
-        text = said.get(timeout=20).getMessage() if rank == 0 else ""
+        text = said.get(timeout=60).getMessage() if rank == 0 else ""
         rates = dist.distributed_c10d._get_default_group()._memory.rates.best
         dist.destroy_process_group()
         return text, rates
 
     (text, rates), *others = on_hosts(two_hosts, run, hosts="abb")
-    assert rates[1] == pytest.approx(4e6, rel=0.15)
+    assert rates[1] == pytest.approx(2e6, rel=0.15)
     assert ": rank 0 reads from rank 1 at " in text
     assert "over 10.77.1.1 - 10.77.1.2, but from rank 2 at " in text
     assert "over 10.77.2.1 - 10.77.2.2. This host has other addresses: 10.77.2.1 (n2), fd77:2::1 (n2). If" in text

@@ -10,6 +10,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import eventually
 
 LARGE = 16_867_332 // 4
 """Elements of the founding workload's gradients."""
@@ -55,6 +56,7 @@ def made_and_left(cycles):
         start, before = used(), resident()
         for _ in range(cycles):
             cycle()
+        eventually(lambda: all(now <= then for now, then in zip(used(), start, strict=True)))  # what ends, ends soon
         return start, used(), resident() - before
     return run
 
