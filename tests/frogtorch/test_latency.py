@@ -4,18 +4,25 @@ import asyncio
 import os
 import signal
 import socket
-import statistics
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from patience import assert_becomes
 
 import frogtorch
 from frogtorch.memory import rendezvous
 from frogtorch.memory.endpoint import Endpoint
 
 DELAY = 0.15
+TURNS = 3
+"""The fastest counts: what a busy machine does comes on top, and no byte comes earlier."""
+
+
+def between(delays):
+    """So many delays, and of what else there is less than one."""
+    return pytest.approx(delays + 0.35, abs=0.45)
 
 
 def relay(listener, directory):
@@ -74,7 +81,7 @@ def far_apart(tmp_path, monkeypatch):
 def test_all_reduce(ranks, far_apart, algorithm, count, delays):
     def run(rank, size):
         ends = []
-        for _ in range(3):
+        for _ in range(TURNS):
             # Both begin at one time, on the clock that they share.
             begin = torch.tensor([time.monotonic() + 3 * DELAY], dtype=torch.float64)
             dist.broadcast(begin, 0)
@@ -83,9 +90,11 @@ def test_all_reduce(ranks, far_apart, algorithm, count, delays):
             ends.append(time.monotonic() - begin.item())
         return ends
 
-    both = ranks(2, run, options=frogtorch.Options(all_reduce=algorithm))
-    took = statistics.median(max(ends) for ends in zip(*both, strict=True)) / DELAY
-    assert delays - 0.1 < took < delays + 0.8
+    def took():
+        both = ranks(2, run, options=frogtorch.Options(all_reduce=algorithm))
+        return min(max(ends) for ends in zip(*both, strict=True)) / DELAY
+
+    assert_becomes(between(delays), took)
 
 
 @pytest.mark.parametrize("source", [0, None])
@@ -97,7 +106,7 @@ def test_all_reduce(ranks, far_apart, algorithm, count, delays):
 def test_a_message(ranks, far_apart, source, count, early, delays):
     def run(rank, size):
         ends = []
-        for _ in range(3):
+        for _ in range(TURNS):
             begin = torch.tensor([time.monotonic() + 5 * DELAY], dtype=torch.float64)
             dist.broadcast(begin, 0)
             received = torch.zeros(count)
@@ -115,7 +124,6 @@ def test_a_message(ranks, far_apart, source, count, early, delays):
             assert received.eq(1).all()
         return ends
 
-    took = statistics.median(ranks(2, run)[1]) / DELAY
     if source is None and count > 4096:
         delays = 3  # offer, request, answer
-    assert delays - 0.1 < took < delays + 0.8
+    assert_becomes(between(delays), lambda: min(ranks(2, run)[1]) / DELAY)
