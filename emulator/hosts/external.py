@@ -280,6 +280,8 @@ class Network:
                 for done, path in enumerate(self.topology.paths):
                     pair = path.source, path.target
                     for attempt in range(1, ATTEMPTS + 1):
+                        if attempt > 1:
+                            trips = coordinator.round_trips()
                         tell(done, len(self.topology.paths), f"goodput of {path.source} -> {path.target}")
                         found[pair] = Found(*pair, trips[pair], round_trip(self.topology, path),
                                             coordinator.goodput(pair), expected_goodput(self.topology, path),
