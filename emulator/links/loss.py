@@ -16,6 +16,7 @@ from emulator.topology import Path
 SIZE = 64                   # bytes of payload
 _FASTEST = 15_000           # datagrams per second, so that no process on their way falls behind
 _SHARE = 0.5                # of the path's rate
+_LATE = 5e-3                # seconds of them that are sent at once, by one who was stopped: no queue is to overflow
 _SO_RCVBUFFORCE = 33
 _BUFFER = 64 << 20
 _SILENCE = 1.0              # seconds beyond the path's delay, after which what is missing is lost
@@ -38,6 +39,7 @@ def lost(network: Hosts, path: Path, count: int) -> list[int]:
         begun = last = time.monotonic()
         sent = 0
         while missing and (now := time.monotonic()) < last + path.delay + _SILENCE:
+            begun += max(0.0, now - begun - sent / pace - _LATE)
             for number in range(sent, min(count, int((now - begun) * pace) + 1)):
                 sender.sendto(struct.pack("!I", number).ljust(SIZE), receiver.getsockname())
                 sent, last = number + 1, now

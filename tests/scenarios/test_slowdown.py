@@ -4,7 +4,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -140,6 +139,7 @@ def test_a_prediction_has_to_know_what_hosts_compute(tmp_path):
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_a_straggler_is_predicted_and_measured(tmp_path, status_of):
     """The same training with a slow host and without, predicted from the same seconds of computing."""
     (tmp_path / "topology.yaml").write_text(TOPOLOGY)
@@ -150,7 +150,7 @@ def test_a_straggler_is_predicted_and_measured(tmp_path, status_of):
     scenario.write_text(SCENARIO.replace("warmup: 2", "warmup: 2, stragglers: {far: 11}"))
     assert frogtorch("predict", scenario, "--output", slow, "--compute", usual / "compute.json").returncode == 0
     done = frogtorch("measure", slow)
-    assert done.returncode == status_of(slow), done.stderr
+    assert done.returncode == 0, done.stderr
     assert "Stragglers: far computes 11 times as long as others" in frogtorch("report", slow).stdout
     compute = json.loads((usual / "compute.json").read_text())["2"]
     longer = 10 * (compute["forward"] + compute["backward"] + compute["optimiser"])
