@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRIES = 2
-"""A machine that is busy with something else disturbs links for a while; what is slower is so twice."""
+TRIES = 3
+"""A machine that is busy with something else disturbs links for a while; what is slower is so each time."""
 
 # A fifth of what phase 1 moved once more, behind all the rest: a tenth of the bytes of both phases.
 TENTH = '''
@@ -32,7 +32,7 @@ def compare(tree, output, *options):
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("runtime", ["netns", pytest.param("docker", marks=pytest.mark.soak)])
 def test_no_exchange_is_slower_than_it_was(runtime, tmp_path, need):
     if runtime == "docker" and subprocess.run(["make", "image"], cwd=ROOT, capture_output=True).returncode:
