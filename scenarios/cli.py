@@ -47,7 +47,8 @@ examples:
   sudo frogtorch probe --topology topologies/lan.yaml         what limits each path, as if it were not known
   sudo frogtorch down                                         remove what a killed run left
 
-Measuring makes network namespaces, so it needs root; nothing outside them is touched."""
+Measuring makes network namespaces: as root, or as a user who may make them (frogtorch doctor says); nothing outside
+them is touched."""
 
 _INTERRUPTED = ("the network is gone, what was measured is kept in the run directory: `frogtorch report` shows it, "
                 "`frogtorch measure --resume` goes on")
