@@ -42,19 +42,13 @@ _LOST = -9
 
 
 class Machines:
-    """The machines of a meeting by name, as rank 0 has them work. Raises MeetError for names that are not unique."""
+    """The machines of a meeting by name, as rank 0 has them work."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._lost: dict[str, str] = {}
         self._started = 0
         self.by_name = {one.name: one for one in meeting.machines}
-        for one in meeting.machines:
-            if one is not (other := self.by_name[one.name]):
-                error = MeetError(f"two machines are called {one.name}, {one} and {other}: which host is which? Give "
-                                  "them names with --name, for `frogtorch probe` too")
-                self._end(str(error))
-                raise error
 
     def __enter__(self) -> Self:
         return self
@@ -62,14 +56,7 @@ class Machines:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         """Send the others home, with what went wrong if something did."""
-        interrupted = isinstance(error, KeyboardInterrupt)
-        self._end("it was interrupted" if interrupted else None if error is None else str(error) or repr(error))
-
-    def _end(self, why: str | None) -> None:
-        for one in self._meeting.machines:
-            if one.channel is not None and one.name not in self._lost:
-                with suppress(ChannelError):
-                    one.channel.send({"do": "end"} | ({} if why is None else {"error": why}))
+        self._meeting.end(error)
 
     def is_here(self, name: str) -> bool:
         """Whether that machine is this one."""

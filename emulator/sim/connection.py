@@ -138,9 +138,13 @@ class Connections:
 
     def _link(self, name: tuple[str, ...]) -> Link:
         if name not in self._links:
-            rate = self._rates[name]
-            self._links[name] = Link(" ".join(name), rate, head_start(rate, name[0] != "path"))
+            self._links[name] = Link(" ".join(name), *self._limit(name))
         return self._links[name]
+
+    def _limit(self, name: tuple[str, ...]) -> tuple[float, float]:
+        """The rate of a link and its head start, as they are now: all but a path's own are shared."""
+        rate = self._rates[name]
+        return rate, head_start(rate, shared=name[0] != "path")
 
     def _law(self, a: int, b: int, path: Path, trip: float) -> list[Link]:
         """The limit that loss is to a connection from rank a to rank b; none where no packet is ever lost."""
@@ -176,7 +180,7 @@ class Connections:
         self._rates = {name: rate for name, rate in rates if rate is not None}
         for name, link in self._links.items():
             if link.rate != self._rates[name]:
-                self.network.change(link, self._rates[name], head_start(self._rates[name], name[0] != "path"))
+                self.network.change(link, *self._limit(name))
         for (a, b), channel in self._channels.items():
             there, back = (self._hosts[a], self._hosts[b]), (self._hosts[b], self._hosts[a])
             if there != back:
