@@ -64,7 +64,8 @@ class Stages:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, highlight=False, markup=False)
+        # Where there is no terminal nothing says how long a line may be.
+        self._console.print(text, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
 
     def left(self, estimate: Estimate) -> None:
         """Show how long it goes on, beyond the stage."""

@@ -2,7 +2,8 @@
 
 Paths are measured side by side where one flow cannot feel the other: the two directions of a pair never are, since
 acknowledgements ride on the way back; flows of a host with an access limit never are, nor those that meet in a group,
-on their way there or back; and a fast path has the machine to itself.
+on their way there or back; a fast path has the machine to itself; and paths that a window limits are few at a time, as
+nothing waits in their queues while the machine serves others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LEAST_BYTES = 8_000_000      # of payload a path
 LEAST_TIME = 0.6             # seconds of it: else a stall of a few milliseconds makes a fast path slow
 ENOUGH_TIME = 4.0            # seconds after which fewer bytes do: a packet is one in 1,300 of 2 MB
 SETTLING = 0.1               # seconds at the least before it counts
-FAST = 20e6                  # bytes per second, above which a path is measured alone
+FAST = 20e6                  # bytes per second, above which a path is measured alone, or all that windows limit
 _LOSSY_BYTES = 500_000
 _UNLIMITED = 1e9             # bytes per second, to choose how much is sent where nothing limits
 
@@ -152,6 +153,9 @@ def schedule(topology: Topology, wanted: Sequence[Path]) -> list[list[Path]]:
     def crossed(path: Path) -> set[str]:
         return {*groups_of(topology, path), *groups_of(topology, topology.path(path.target, path.source))}
 
+    def waiting(paths: Sequence[Path]) -> float:
+        return sum(_ceiling(topology, path) or 0.0 for path in paths if path.window is not None)
+
     def apart(one: Path, other: Path) -> bool:
         common = {one.source, one.target} & {other.source, other.target}
         return len(common) < 2 and not common & limited and not crossed(one) & crossed(other)
@@ -159,7 +163,8 @@ def schedule(topology: Topology, wanted: Sequence[Path]) -> list[list[Path]]:
     slow = [path for path in wanted if not _fast(topology, path)]
     # All of one direction first: so that a round fills with it, and the other direction fills the next.
     for path in sorted(slow, key=lambda path: index[path.source] > index[path.target]):
-        fitting = (paths for paths in rounds if all(apart(path, other) for other in paths))
+        fitting = (paths for paths in rounds if all(apart(path, other) for other in paths)
+                   and waiting([*paths, path]) <= FAST)
         chosen = next(fitting, None)
         if chosen is None:
             rounds.append(chosen := [])

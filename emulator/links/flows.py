@@ -8,6 +8,7 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -70,8 +71,11 @@ class Flow:
     def receive(self, into: memoryview) -> None:
         """Take what came, up to ``len(into)``."""
         count, ancillary, _, _ = self.receiver.recvmsg_into([into], socket.CMSG_SPACE(_TIMESPEC.size))
-        seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
         self.received += count
+        if not ancillary:      # the kernel takes a moment to stamp what comes, once somebody has asked for it
+            self.arrived = time.time()
+            return
+        seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
         self.arrived = seconds + nanoseconds * 1e-9
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ def _scale(options: argparse.Namespace) -> int:
             results.append(result)
             if options.json:
                 records.append(options.json, [result])
-    console().print(scale.table(results))
+    console(130).print(scale.table(results))
     return 0
 
 

@@ -1,7 +1,11 @@
 """What is measured, when, and what it is compared with."""
 
 import os
+import socket
+import time
+from functools import partial
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 from patience import assert_becomes
@@ -9,7 +13,7 @@ from patience import assert_becomes
 from emulator.hosts.netns import Network
 from emulator.links import fidelity
 from emulator.links.fidelity import PathFidelity, expected_goodput, probe, schedule
-from emulator.links.flows import together
+from emulator.links.flows import Flow, together
 from emulator.topology import load
 
 
@@ -46,6 +50,13 @@ def test_a_fast_path_has_a_round_of_its_own(tmp_path):
     alone = [[(path.source, path.target) for path in paths] for paths in schedule(world, world.paths)
              if paths[0].rate > 2e6]
     assert alone == [[("a", "b")], [("b", "a")]]
+
+
+def test_windows_are_measured_a_few_at_a_time(tmp_path):
+    # 64 KiB each 20 ms are 3.3 MB/s: six of them side by side are within 20 MB/s.
+    world = topology_of(tmp_path, "".join(f"  h{i}: {{site: s}}\n" for i in range(6)),
+                        "  - {between: [s, s], delay: 10 ms, window: 64 KiB}\n")
+    assert [len(paths) for paths in schedule(world, world.paths)] == [6, 6, 6, 6, 6]
 
 
 def test_goodput_is_what_the_tightest_limit_leaves(tmp_path):
@@ -152,3 +163,20 @@ def test_two_flows_share_an_access_max_min_fairly(tmp_path):
         assert_shares([1 / 2, 1 / 2], ("b", "d"), ("c", "d"))
         # What the slow one leaves is the other's.
         assert_shares([1 / 5, 4 / 5], ("a", "d"), ("a", "b"))
+
+
+def test_what_came_before_the_kernel_stamped_it_has_come(tmp_path):
+    world = topology_of(tmp_path, "  a: {site: s}\n  b: {site: s}\n", "  - {between: [s, s], delay: 1 ms}\n")
+    loopback = SimpleNamespace(socket=partial(socket.socket, socket.AF_INET))
+    network = SimpleNamespace(namespaces={"a": loopback, "b": loopback}, addresses=dict.fromkeys("ab", "127.0.0.1"))
+    flow = Flow(world.path("a", "b"), network)
+    try:
+        flow.receiver.setsockopt(socket.SOL_SOCKET, 35, 0)      # SO_TIMESTAMPNS
+        flow.receiver.setblocking(True)
+        before = time.time()
+        flow.sender.send(b"frog")
+        flow.receive(memoryview(bytearray(8)))
+        assert flow.received == 4
+        assert before <= flow.arrived <= time.time()
+    finally:
+        flow.close()
