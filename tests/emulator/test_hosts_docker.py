@@ -137,16 +137,16 @@ def test_links_change_while_they_are_up(daemon, tmp_path):
 
 
 def test_paths_of_a_host_share_its_access_and_those_of_a_group_its_rate(daemon, tmp_path):
-    hosts = "  a: {site: s, access: {down: 4 MB/s}}\n  b: {site: s}\n  c: {site: s}\n"
-    group = "groups:\n  trunk: {rate: 3 MB/s, paths: [{from: a, to: b}, {from: c, to: b}]}\n"
+    hosts = "  a: {site: s, access: {down: 8 MB/s}}\n  b: {site: s}\n  c: {site: s}\n"
+    group = "groups:\n  trunk: {rate: 6 MB/s, paths: [{from: a, to: b}, {from: c, to: b}]}\n"
     world = written(tmp_path, "  - {between: [s, s], delay: 2 ms, rate: 20 MB/s}\n", group, hosts)
     with containers.Network(world, RUN) as network:
         # Each path alone has the whole of what it shares.
-        expected = {("b", "a"): 4e6, ("c", "a"): 4e6, ("a", "b"): 3e6, ("c", "b"): 3e6, ("a", "c"): 20e6,
+        expected = {("b", "a"): 8e6, ("c", "a"): 8e6, ("a", "b"): 6e6, ("c", "b"): 6e6, ("a", "c"): 20e6,
                     ("b", "c"): 20e6}
         assert_becomes(pytest.approx(expected, rel=0.02), lambda: goodput(network))
         # Two at once share it.
-        for target, rate in (("a", 4e6), ("b", 3e6)):
+        for target, rate in (("a", 8e6), ("b", 6e6)):
             paths = [path for path in world.paths if path.target == target]
             assert_becomes(pytest.approx(rate, rel=0.02),
                            lambda paths=paths: sum(goodputs(network, paths).values()) / PAYLOAD)

@@ -145,8 +145,8 @@ def test_a_new_connection_is_simulated_beside_it(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(700)      # a path that is off is measured again
 def test_a_network_is_calibrated_and_predicted_with(tmp_path):
-    made(tmp_path, path=", rate: 2 MB/s")
-    (tmp_path / "s.yaml").write_text(SCENARIO.replace("10", "5"))
+    made(tmp_path, path=", rate: 8 MB/s, delay: 4 ms")
+    (tmp_path / "s.yaml").write_text(SCENARIO.replace("10", "2"))
 
     def frogtorch(*arguments):
         return subprocess.run([sys.executable, "-m", "frogtorch", *map(str, arguments)], capture_output=True, text=True,
@@ -156,17 +156,17 @@ def test_a_network_is_calibrated_and_predicted_with(tmp_path):
     done = frogtorch("calibrate", tmp_path / "s.yaml", "--output", file)
     assert done.returncode == 0, done.stderr
     found = load(file, load_topology(tmp_path / "topology.yaml"))
-    assert list(found.paths) == [5, 1]
+    assert list(found.paths) == [2, 1]
     for k, paths in found.paths.items():
         for path in paths:
-            assert path.goodput == pytest.approx(2e6 * k * PAYLOAD, rel=0.05)
-            assert path.rtt == pytest.approx(0.02 / k, abs=0.002)
+            assert path.goodput == pytest.approx(8e6 * k * PAYLOAD, rel=0.05)
+            assert path.rtt == pytest.approx(0.008 / k, abs=0.0012)
     assert all(value > 0 for value in found.costs[2].values())
     # A new connection: never before one way and the bytes at the path's rate, and longer for more.
     curve = {nbytes: seconds for _, _, nbytes, seconds in found.cold}
     assert list(curve) == list(COLD)
     for nbytes, seconds in curve.items():
-        assert 0.01 + 0.9 * max(0, nbytes - 65536) / 2e6 < seconds < 1 + nbytes / 2e6
+        assert 0.004 + 0.9 * max(0, nbytes - 65536) / 8e6 < seconds < 1 + nbytes / 8e6
     run = tmp_path / "run"
     assert frogtorch("predict", tmp_path / "s.yaml", "--calibration", file, "--output", run).returncode == 0
     assert json.loads((run / "calibration.json").read_text()) == json.loads(file.read_text())

@@ -11,6 +11,7 @@ from made import PAIR
 
 from emulator.ethernet import PAYLOAD
 from scenarios import records
+from scenarios.workloads import SMALL
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -19,7 +20,7 @@ paths: [{between: [here, there], rate: 10 MB/s, delay: 10 ms}]
 timeline:
   traces: [{file: traces/cut.csv, between: [one, far]}]
 """
-TRACE = "second,rate MB/s\n0,10\n10,1\n70,10\n"
+TRACE = "second,rate MB/s\n0,10\n5,1\n25,10\n"
 
 SCENARIO = """\
 name: cut
@@ -27,10 +28,10 @@ topology: topology.yaml
 worlds: {2: [one, far]}
 arms: [gloo, shard]
 speedup: 5
-training: {steps: 11, warmup: 0}
+training: {workload: small, steps: 20, warmup: 0}
 """
 
-CUT = 16_867_332 / (1e6 * PAYLOAD)
+CUT = SMALL.gradient_bytes / (1e6 * PAYLOAD)
 """Seconds of a step at 1 MB/s: both arms move 2(W−1)/W = 1 tensor over each path."""
 
 
@@ -59,14 +60,14 @@ def test_a_cut_shows_in_measured_and_predicted_steps_alike(tmp_path):
                                  in pairwise(seen)) == pytest.approx(0, abs=1)
         # Computing takes time of the timeline, and a busy machine more of it: steps are told apart by where they begin.
         fell = next(a.applied_second for a in applied if a.arm == arm)
-        for steps, falls in (([(begins, seconds) for begins, seconds, _ in seen], fell), (predictions[arm], 10)):
-            cut = [seconds for begins, seconds in steps if begins >= falls and begins + seconds <= 70]
-            whole = [seconds for begins, seconds in steps if begins + seconds <= 10 or begins >= 70]
+        for steps, falls in (([(begins, seconds) for begins, seconds, _ in seen], fell), (predictions[arm], 5)):
+            cut = [seconds for begins, seconds in steps if begins >= falls and begins + seconds <= 25]
+            whole = [seconds for begins, seconds in steps if begins + seconds <= 5 or begins >= 25]
             assert min(cut) == pytest.approx(CUT, rel=0.15)
             assert min(whole) < CUT / 4
     assert min(first) == pytest.approx(0, abs=1)
     assert [(a.arm, a.second, a.what) for a in applied] == [
         (arm, second, tuple(f"{path}: rate {now} ({then} before)" for path in ("one -> far", "far -> one")))
-        for arm in ("gloo", "shard") for second, now, then in ((10, "1 MB/s", "10 MB/s"), (70, "10 MB/s", "1 MB/s"))]
+        for arm in ("gloo", "shard") for second, now, then in ((5, "1 MB/s", "10 MB/s"), (25, "10 MB/s", "1 MB/s"))]
     assert all(a.late > 0 for a in applied)
     assert "Training step by step, shard, W = 2" in done.stdout

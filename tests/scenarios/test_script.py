@@ -122,7 +122,7 @@ hosts:
   one: {site: here}
   two: {site: here}
 paths:
-  - {between: [here, here], rate: 2 MB/s, delay: 5 ms}
+  - {between: [here, here], rate: 20 MB/s, delay: 2 ms}
 """
 
 
@@ -169,7 +169,7 @@ def test_a_script_is_measured_between_hosts(script, scenario, tmp_path, status_o
     measured = records.load(tmp_path / "run" / "measurements.jsonl", records.Measurement)
     assert sorted((m.arm, m.repetition) for m in measured) == [
         (arm, step) for arm in ("gloo", "shard") for step in range(2, 6)]
-    assert all(m.workload == "script" and m.nbytes == 16 and m.seconds > 2 * 0.005 for m in measured)
+    assert all(m.workload == "script" and m.nbytes == 16 and m.seconds > 2 * 0.002 for m in measured)
     outcomes = records.load(tmp_path / "run" / "outcomes.jsonl", records.Outcome)
     assert len({o.parameters_sha256 for o in outcomes}) == len({o.held_out_loss for o in outcomes}) == 1
     assert "backend frogtorch" in (tmp_path / "run" / "printed" / "shard-W2-rank1.txt").read_text()
