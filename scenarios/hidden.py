@@ -14,7 +14,7 @@ import random
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +48,12 @@ class Score:
         return self.said[self.truth]
 
 
-def scores(scenario: Scenario, worlds: int, draws: int, seed: str, executor: Executor) -> list[Score]:
+def scores(scenario: Scenario, worlds: int, draws: int, seed: str, executor: Executor,
+           advance: Callable[[], None] = lambda: None) -> list[Score]:
     """Try the scenario's rule on `worlds` hidden worlds, `draws` times each, by class and truth.
 
-    The same seed gives the same worlds and draws. Raises ValueError for a scenario without a verdict.
+    The same seed gives the same worlds and draws. `advance` is called after each world. Raises
+    ValueError for a scenario without a verdict.
     """
     if scenario.rule is None or scenario.all_reduce is None:
         raise ValueError(f"{scenario.file}: it asks for no verdict; add one (scenarios/scenario.py says how)")
@@ -61,6 +63,7 @@ def scores(scenario: Scenario, worlds: int, draws: int, seed: str, executor: Exe
     found: dict[tuple[str, str], Counter[str]] = {}
     for kind, truth, said in tried:
         found.setdefault((kind, truth), Counter()).update(said)
+        advance()
     return [Score(kind, truth, said) for (kind, truth), said in sorted(found.items())]
 
 

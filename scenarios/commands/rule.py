@@ -11,6 +11,7 @@ from rich.table import Table
 
 from scenarios import hidden
 from scenarios.commands import command, console
+from scenarios.progress import Stages
 from scenarios.scenario import load
 from scenarios.verdict import UNDECIDED
 
@@ -22,6 +23,7 @@ def add(commands: Commands) -> None:
     """Add the command."""
     trying = command(commands, "rule", _rule,
                      "try the rule of a scenario's verdict on simulated networks whose answer is known")
+    trying.set_defaults(interrupted="nothing was written")
     trying.add_argument("scenario", type=Path, help="a scenario that asks for a verdict")
     trying.add_argument("--worlds", type=int, default=60, metavar="N",
                         help="networks to draw, a third of each class: limited per path, at equal accesses, mixed "
@@ -36,8 +38,9 @@ def _rule(options: argparse.Namespace) -> int:
         raise ValueError("--worlds and --draws are 1 or more")
     scenario = load(options.scenario)
     seed = options.seed or hidden.commit()
-    with ProcessPoolExecutor() as executor:
-        scores = hidden.scores(scenario, options.worlds, options.draws, seed, executor)
+    with Stages() as stages, ProcessPoolExecutor() as executor:
+        stages.stage(f"trying the rule on {options.worlds} networks", options.worlds)
+        scores = hidden.scores(scenario, options.worlds, options.draws, seed, executor, stages.advance)
     table = Table("class of network", "b_gloo / b_shard follows", "draws", "right", "undecided", "wrong")
     for score in scores:
         draws = sum(score.said.values())

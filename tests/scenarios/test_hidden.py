@@ -37,8 +37,10 @@ def test_every_draw_is_counted_and_a_wrong_verdict_is_rare(tmp_path):
     text = (ROOT / "scenarios/quick.yaml").read_text().replace("../topologies", str(ROOT / "topologies"))
     text = text.replace("repetitions: 3", "repetitions: 10").replace("1.05 MB, 2.1 MB", "2.1 MB, 8.4 MB")
     (tmp_path / "s.yaml").write_text(text + "verdict: {worlds: [3]}\n")
+    tried = []
     with ThreadPoolExecutor(1) as executor:
-        scores = hidden.scores(load(tmp_path / "s.yaml"), 6, 5, "e", executor)
+        scores = hidden.scores(load(tmp_path / "s.yaml"), 6, 5, "e", executor, lambda: tried.append(1))
+    assert len(tried) == 6
     assert sum(sum(score.said.values()) for score in scores) == 30
     assert {score.kind for score in scores} == {"path", "access", "mixed"}
     wrong = sum(sum(score.said.values()) - score.right - score.said["undecided"] for score in scores)
