@@ -20,7 +20,8 @@ def variates(rank, count, dtype):
 
 
 @pytest.mark.parametrize("order", ["rank", "gloo"])
-@pytest.mark.parametrize("size", [2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 3, 4, pytest.param(5, marks=pytest.mark.slow),
+                                  pytest.param(6, marks=pytest.mark.slow)])
 def test_bits_are_those_of_shard(ranks, size, order):
     # Slices that are empty, of one element, small, and of several frames; all of a dtype and operation in flight.
     small, large = [1, size - 1, 2 * size + 1, 1000], [300_007]
