@@ -116,7 +116,7 @@ def test_a_script_has_no_stragglers(tmp_path):
 
 
 TOPOLOGY = PAIR + """\
-paths: [{between: [here, there], delay: 10 ms, rate: 20 MB/s}]
+paths: [{between: [here, there], delay: 2 ms, rate: 20 MB/s}]
 """
 
 SCENARIO = """\
@@ -124,7 +124,7 @@ name: slow
 topology: topology.yaml
 worlds: {2: [one, far]}
 arms: [gloo, shard]
-training: {workload: small, steps: 12, warmup: 2}
+training: {workload: small, steps: 8, warmup: 2}
 """
 
 
