@@ -33,7 +33,7 @@ def compare(tree, output, *options):
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("runtime", ["netns", pytest.param("docker", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("runtime", ["netns", "docker"])
 def test_no_exchange_is_slower_than_it_was(runtime, tmp_path, need):
     if runtime == "docker" and subprocess.run(["make", "image"], cwd=ROOT, capture_output=True).returncode:
         need("docker", "the image cannot be built (make image)")
