@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from emulator.links.fidelity import PathFidelity
 from emulator.links.shaping import ceiling
@@ -23,6 +25,25 @@ from emulator.sim import Costs
 from emulator.topology import Host, Path, Topology
 
 SCHEMA = 1
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Took = Annotated[float, Field(ge=0, le=3600)]
+"""Seconds: more than an hour is another unit. NaN is refused too."""
+
+
+def _parts(*names: str) -> AfterValidator:
+    def check(parts: Mapping[str, float]) -> Mapping[str, float]:
+        if missing := set(names) - set(parts):
+            raise ValueError(f"nothing is said of {min(missing)!r}")
+        return parts
+
+    return AfterValidator(check)
+
+
+Work = Annotated[Mapping[str, Took], _parts("copy", "combine", "message gloo", "message frogtorch")]
+"""CPU seconds of a rank: a byte copied, a byte combined, a message by either backend, both its ends."""
+Step = Annotated[Mapping[str, Took], _parts("forward", "first_bucket", "backward", "optimiser")]
+"""Seconds of the parts of a training step; the first bucket's from the start of backward."""
 
 
 class CalibrationError(ValueError):
@@ -35,10 +56,10 @@ class PathSeen:
 
     source: str
     target: str
-    goodput: float
-    expected_goodput: float | None
-    rtt: float
-    expected_rtt: float
+    goodput: Positive
+    expected_goodput: Positive | None
+    rtt: Positive
+    expected_rtt: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -49,15 +70,14 @@ class Calibration:
     date: str
     network: Mapping[str, Any]
     """How the links were made (their stamp)."""
-    cores: int
-    paths: Mapping[float, Sequence[PathSeen]]
+    cores: Annotated[int, Field(ge=1)]
+    paths: Mapping[Positive, Sequence[PathSeen]]
     """By speed-up."""
-    costs: Mapping[int, Mapping[str, float]]
-    """By world size: CPU seconds a byte to ``copy`` and to ``combine``, and of a ``message gloo`` and a ``message
-    frogtorch``; medians over the ranks, which are at it together."""
-    compute: Mapping[int, Mapping[str, float]]
-    """By world size: seconds of the parts of a training step. Empty if the scenario trains nothing."""
-    cold: Sequence[tuple[str, str, int, float]]
+    costs: Mapping[int, Work]
+    """By world size: medians over the ranks, which are at it together."""
+    compute: Mapping[int, Step]
+    """By world size. Empty if the scenario trains nothing."""
+    cold: Sequence[tuple[str, str, int, Took]]
     """Source, target, payload bytes and seconds until the last of them had come, on a new connection at life size."""
 
     def costs_of(self, arm: str, world: int) -> Costs:
@@ -110,8 +130,16 @@ class Calibration:
         return _of(self.compute, world)
 
     def save(self, file: File) -> None:
-        """Write it as JSON."""
-        file.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        """Write it as JSON; one that is there is replaced at once or, if that fails, kept."""
+        new = file.with_name(f".{file.name}.new")
+        try:
+            new.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+            new.replace(file)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+_CALIBRATION = TypeAdapter(Calibration)
 
 
 def _of(measured: Mapping[int, Mapping[str, float]], world: int) -> Mapping[str, float]:
@@ -136,18 +164,17 @@ def load(file: File, topology: Topology) -> Calibration:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content.pop("schema") != SCHEMA:
             raise CalibrationError(f"{file}: written by another version of this program; calibrate again")
-        content["paths"] = {float(k): [PathSeen(**path) for path in paths] for k, paths in content["paths"].items()}
-        for name in ("costs", "compute"):
-            content[name] = {int(world): parts for world, parts in content[name].items()}
-        content["cold"] = [(source, target, nbytes, seconds) for source, target, nbytes, seconds in content["cold"]]
-        found = Calibration(**content)
+        found = _CALIBRATION.validate_python(content)
     except OSError as error:
         raise CalibrationError(f"{file}: {error.strerror}; `frogtorch calibrate SCENARIO` writes one") from None
     except CalibrationError:
         raise
-    except (KeyError, ValueError, TypeError, AttributeError) as error:  # JSON's own is a ValueError
-        raise CalibrationError(f"{file}: this is no calibration ({error!r}); `frogtorch calibrate SCENARIO` writes "
-                               "one") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CalibrationError(f"{file}: this is no calibration: {' '.join(map(str, first['loc']))}: "
+                               f"{first['msg'].lower()}; `frogtorch calibrate SCENARIO` writes one") from None
+    except (KeyError, ValueError, TypeError, AttributeError):  # JSON's own is a ValueError
+        raise CalibrationError(f"{file}: this is no calibration; `frogtorch calibrate SCENARIO` writes one") from None
     if found.topology_sha256 != topology.sha256:
         raise CalibrationError(f"{file}: it is of another topology than {topology.file}; calibrate again")
     return found

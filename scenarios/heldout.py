@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 from pathlib import Path
 
 from emulator import sim
@@ -30,12 +31,23 @@ theirs."""
 def write(directory: Path, seed: str, worlds: int) -> list[Path]:
     """Write `worlds` scenarios, each with its topology, into a new directory; the scenarios' files.
 
-    The same seed gives the same files. Raises ValueError if the directory exists.
+    The same seed gives the same files. Raises ValueError if the directory exists,
+    or for a seed that is more than a line; what failed leaves no directory.
     """
+    if not seed.isprintable():
+        raise ValueError(f"seed {seed!r}: it stands in what is written; use letters, digits and signs")
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
         raise ValueError(f"{directory} exists: held-out networks are drawn once; give another --output") from None
+    try:
+        return _write(directory, seed, worlds)
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
+
+
+def _write(directory: Path, seed: str, worlds: int) -> list[Path]:
     written = []
     for number in range(1, worlds + 1):
         rng = random.Random(f"held out {seed} {number}")

@@ -55,9 +55,7 @@ def scores(scenario: Scenario, worlds: int, draws: int, seed: str, executor: Exe
     The same seed gives the same worlds and draws. `advance` is called after each world. Raises
     ValueError for a scenario without a verdict.
     """
-    if scenario.rule is None or scenario.all_reduce is None:
-        raise ValueError(f"{scenario.file}: it asks for no verdict; add one (scenarios/scenario.py says how)")
-    rule, sizes = scenario.rule, scenario.all_reduce.slope
+    rule, sizes = asked(scenario)
     tried = executor.map(_try, *zip(*((rule, sizes, CLASSES[index % len(CLASSES)], f"{seed} {index}", draws)
                                       for index in range(worlds)), strict=True))
     found: dict[tuple[str, str], Counter[str]] = {}
@@ -65,6 +63,13 @@ def scores(scenario: Scenario, worlds: int, draws: int, seed: str, executor: Exe
         found.setdefault((kind, truth), Counter()).update(said)
         advance()
     return [Score(kind, truth, said) for (kind, truth), said in sorted(found.items())]
+
+
+def asked(scenario: Scenario) -> tuple[Rule, Sequence[int]]:
+    """The rule and the sizes of a scenario's verdict. Raises ValueError for a scenario without one."""
+    if scenario.rule is None or scenario.all_reduce is None:
+        raise ValueError(f"{scenario.file}: it asks for no verdict; add one (scenarios/scenario.py says how)")
+    return scenario.rule, scenario.all_reduce.slope
 
 
 def _try(rule: Rule, sizes: Sequence[int], kind: str, seed: str, draws: int) -> tuple[str, str, Counter[str]]:

@@ -10,6 +10,7 @@ then every flow shares two limits with all others of two hosts. All of it comes 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import pathlib
 import signal
 import time
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from random import Random
 from typing import TypeVar
 
@@ -151,9 +151,14 @@ def workers(jobs: int, cluster: str | None) -> Iterator[Executor]:
     distributed, which has an executor of its own for its clusters.
     """
     if cluster is None:
-        with ProcessPoolExecutor(jobs, get_context("spawn"), _die_silently,
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _die_silently,
                                  max_tasks_per_child=1 if jobs == 1 else None) as pool:
-            yield pool
+            try:
+                yield pool
+            except BaseException:      # what is being worked on would be waited for
+                for worker in multiprocessing.active_children():
+                    worker.terminate()
+                raise
         return
     try:
         from distributed import Client

@@ -12,17 +12,22 @@ from scenarios.workloads import FOUNDING
 
 ELEMENT = 4
 """Bytes of an element: tensors are fp32."""
+LARGEST = 16 << 30
+"""Bytes of a tensor: what an all-reduce takes to simulate grows with it, and soon no machine could measure it."""
 
 
-def _size(value: object) -> int:
+def parse_tensor(value: object) -> int:
+    """Bytes of an fp32 tensor, as text or a number gives them. Raises ValueError."""
     size = parse_size(value)
+    if size > LARGEST:
+        raise ValueError(f"{value!r} is too large for a tensor here; write at most {format_size(LARGEST)}")
     if size % ELEMENT:
         raise ValueError(f"{value!r} is no whole number of fp32 elements; write a multiple of {ELEMENT} B, such as "
                          f"{format_size(max(ELEMENT, size - size % ELEMENT))}")
     return size
 
 
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(parse_tensor)]
 FASTEST = 10
 """The greatest speed-up: computing, timers and scheduling are not sped up, and would tell."""
 Speedup = Annotated[float, Field(strict=True, ge=1, le=FASTEST)]

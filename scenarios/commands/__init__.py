@@ -18,8 +18,7 @@ from rich.console import Console
 from emulator.hosts.runtime import EXTERNAL, RUNTIMES
 from emulator.links.engines import ENGINES
 from emulator.probe.meet import SECRET, Place, place
-from emulator.units import parse_size
-from scenarios.scenario_file import FASTEST
+from scenarios.scenario_file import FASTEST, parse_tensor
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -94,9 +93,6 @@ def speedup(text: str) -> float:
 def tensor_size(text: str) -> int:
     """Bytes of an fp32 tensor, as an option gives them; argparse prints what is wrong with it."""
     try:
-        size = parse_size(text)
+        return parse_tensor(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if size % 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of fp32 elements of 4 bytes")
-    return size

@@ -12,6 +12,7 @@ from scenarios.commands import command
 if TYPE_CHECKING:
     from scenarios.commands import Commands
 
+MOST = 1000
 _EPILOG = """\
 example, the score that counts:
   frogtorch heldout --output heldout
@@ -26,6 +27,7 @@ def add(commands: Commands) -> None:
     drawing = command(commands, "heldout", _heldout,
                       "write scenarios on networks drawn from the commit's hash, for predictions nobody has tuned",
                       _EPILOG)
+    drawing.set_defaults(interrupted="nothing was written")
     drawing.add_argument("--seed", metavar="TEXT", help="what they are drawn from (default: the commit's hash)")
     drawing.add_argument("--worlds", type=int, default=4, metavar="N", help="how many (default: %(default)s)")
     drawing.add_argument("--output", type=Path, metavar="DIR",
@@ -33,8 +35,8 @@ def add(commands: Commands) -> None:
 
 
 def _heldout(options: argparse.Namespace) -> int:
-    if options.worlds < 1:
-        raise ValueError(f"--worlds {options.worlds}: draw 1 or more")
+    if not 1 <= options.worlds <= MOST:
+        raise ValueError(f"--worlds {options.worlds}: draw from 1 to {MOST}")
     seed = options.seed if options.seed is not None else hidden.commit()
     directory = options.directory = options.output or Path(f"heldout-{seed[:12]}")
     for scenario in heldout.write(directory, seed, options.worlds):

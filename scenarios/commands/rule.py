@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from scenarios import hidden
+from scenarios import hidden, scale
+from scenarios.calibration import cores
 from scenarios.commands import command, console
 from scenarios.progress import Stages
 from scenarios.scenario import load
@@ -37,8 +37,9 @@ def _rule(options: argparse.Namespace) -> int:
     if options.worlds < 1 or options.draws < 1:
         raise ValueError("--worlds and --draws are 1 or more")
     scenario = load(options.scenario)
+    hidden.asked(scenario)
     seed = options.seed or hidden.commit()
-    with Stages() as stages, ProcessPoolExecutor() as executor:
+    with Stages() as stages, scale.workers(cores(), None) as executor:
         stages.stage(f"trying the rule on {options.worlds} networks", options.worlds)
         scores = hidden.scores(scenario, options.worlds, options.draws, seed, executor, stages.advance)
     table = Table("class of network", "b_gloo / b_shard follows", "draws", "right", "undecided", "wrong")

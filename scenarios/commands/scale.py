@@ -27,13 +27,16 @@ examples:
   frogtorch scale --world 64 --seeds 500 --cluster tcp://scheduler:8786      the same on a Dask cluster"""
 
 
+MOST_RANKS = 4096
+"""Time and memory grow with W²: of as many, they are days and 100 GB."""
+
+
 def add(commands: Commands) -> None:
     """Add the command."""
     arms = [arm for arm, what in ARMS.items() if what.simulated == arm]
     scaling = command(commands, "scale", _scale, "simulate all-reduces in large worlds, and say what that took",
                       _EPILOG)
-    scaling.set_defaults(interrupted="what was done is in the --json file")
-    scaling.add_argument("--world", type=_number(2, "ranks"), nargs="+", default=[64, 256], metavar="W",
+    scaling.add_argument("--world", type=_number(2, "ranks", MOST_RANKS), nargs="+", default=[64, 256], metavar="W",
                          help="numbers of ranks (default: 64 256)")
     scaling.add_argument("--arm", choices=arms, nargs="+", default=arms, help="default: all of them")
     scaling.add_argument("--limits", choices=("path", "access"), nargs="+", default=["path"],
@@ -54,6 +57,7 @@ def add(commands: Commands) -> None:
 def _scale(options: argparse.Namespace) -> int:
     from scenarios import scale
 
+    options.interrupted = f"what was done is in {options.json}" if options.json else "nothing was written"
     cases = [scale.Case(arm, world, options.size, seed, limits) for world in options.world
              for seed in range(1, options.seeds + 1) for limits in options.limits for arm in options.arm]
     results = []
@@ -66,10 +70,10 @@ def _scale(options: argparse.Namespace) -> int:
     return 0
 
 
-def _number(least: int, of: str) -> Callable[[str], int]:
+def _number(least: int, of: str, most: int = 1_000_000) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number of {of}: write {least} or more")
+        if not text.isdecimal() or not least <= int(text[:10]) <= most:
+            raise argparse.ArgumentTypeError(f"{text[:20]!r} is no number of {of}: write {least} to {most}")
         return int(text)
 
     return parse

@@ -27,6 +27,8 @@ def _together(options: argparse.Namespace) -> int:
     from scenarios import together
     from scenarios.results import Results
 
+    if twice := [run for run in options.runs if [other.resolve() for other in options.runs].count(run.resolve()) > 1]:
+        raise ValueError(f"{twice[0]} is named twice, and its points would count twice; name every run once")
     runs = [Results.load(directory) for directory in options.runs]
     score = together.score(runs)
     out = console()

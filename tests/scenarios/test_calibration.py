@@ -89,6 +89,44 @@ def test_what_is_no_calibration_is_refused(tmp_path, text, says):
         load(tmp_path / "c.json", made(tmp_path))
 
 
+@pytest.mark.parametrize(("where", "value", "says"), [
+    (("paths", "10.0", 0, "rtt"), -1.0, "paths 10.0 0 rtt: input should be greater than 0"),
+    (("paths", "10.0", 1, "goodput"), 0, "paths 10.0 1 goodput: input should be greater than 0"),
+    (("paths", "10.0", 0, "goodput"), float("inf"), "paths 10.0 0 goodput: input should be a finite number"),
+    (("costs", "2", "copy"), "fast", "costs 2 copy: input should be a valid number"),
+    (("costs", "2", "copy"), -1.0, "costs 2 copy: input should be greater than or equal to 0"),
+    (("costs", "2", "message gloo"), float("nan"), "costs 2 message gloo: input should be"),
+    (("costs", "2", "combine"), 1e300, "costs 2 combine: input should be less than or equal to 3600"),
+    (("costs", "2"), None, "costs 2: input should be a valid"),
+    (("costs", "2"), {"copy": 0, "combine": 0, "message gloo": 0}, "costs 2: .*nothing is said of 'message frogtorch'"),
+    (("compute", "2"), {"forward": 0.1}, "compute 2: .*nothing is said of 'backward'"),
+    (("cores",), 0, "cores: input should be greater than or equal to 1"),
+    (("cores",), "two", "cores: input should be a valid integer"),
+])
+def test_values_that_cannot_have_been_measured_are_refused(tmp_path, where, value, says):
+    topology = made(tmp_path)
+    calibration(topology).save(tmp_path / "c.json")
+    content = json.loads((tmp_path / "c.json").read_text())
+    *path, last = where
+    part = content
+    for step in path:
+        part = part[step]
+    part[last] = value
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    with pytest.raises(CalibrationError, match=rf"c\.json: this is no calibration: {says}.*calibrate SCENARIO. writes"):
+        load(tmp_path / "c.json", topology)
+
+
+def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    topology = made(tmp_path)
+    calibration(topology).save(tmp_path / "c.json")
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        calibration(topology, 0.5).save(tmp_path / "c.json")
+    assert load(tmp_path / "c.json", topology) == calibration(topology)
+    assert [file.name for file in tmp_path.glob(".*")] == []
+
+
 def test_one_of_another_topology_is_refused(tmp_path):
     calibration(made(tmp_path)).save(tmp_path / "c.json")
     with pytest.raises(CalibrationError, match="another topology"):

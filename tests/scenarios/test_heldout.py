@@ -2,13 +2,14 @@
 
 import io
 import math
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from scenarios import heldout, hidden, together
+from scenarios import cli, heldout, hidden, together
 from scenarios.results import Results
 from scenarios.scenario import load
 
@@ -62,6 +63,23 @@ def test_a_directory_is_written_once(tmp_path):
         heldout.write(tmp_path / "there", "abc", 1)
 
 
+def test_what_fails_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(heldout, "speedup", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        heldout.write(tmp_path / "held", "abc", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--seed", "a\nname: x"], r"seed 'a\\nname: x': it stands in what is written"),
+    (["--worlds", "0"], "--worlds 0: draw from 1 to 1000"), (["--worlds", "1000000"], "draw from 1 to 1000"),
+])
+def test_what_cannot_be_drawn_is_refused(tmp_path, capsys, words, says):
+    assert cli.main(["heldout", "--output", str(tmp_path / "held"), *words]) == 1
+    assert re.search(says, capsys.readouterr().err)
+    assert not (tmp_path / "held").exists()
+
+
 def test_the_commit_is_the_seed():
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     if head.returncode:
@@ -113,3 +131,8 @@ def test_the_score_is_over_all_runs(exact_run):
     (line,) = [line.split() for line in said.splitlines() if line.split()[:3] == ["all", "arms", "blind"]]
     assert line[3:] == ["128", "0.030", "0.030", "0.030"]
     assert "all arms, blind: within median 0.05, p90 0.1, maximum 0.15" in said
+
+
+def test_a_run_counts_once(exact_run, capsys):
+    assert cli.main(["together", str(exact_run), str(exact_run / ".")]) == 1
+    assert "is named twice, and its points would count twice" in capsys.readouterr().err

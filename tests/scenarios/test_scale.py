@@ -1,7 +1,9 @@
 """Generated networks, studies by any executor, and what the command prints."""
 
 import json
+import multiprocessing
 import sys
+import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import pytest
@@ -95,14 +97,31 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--world", "1"], "'1' is no number of ranks: write 2 or more"),
-    (["--jobs", "0"], "'0' is no number of processes: write 1 or more"),
+    (["--world", "1"], "'1' is no number of ranks: write 2 to 4096"),
+    (["--world", "5000"], "'5000' is no number of ranks: write 2 to 4096"),
+    (["--jobs", "0"], "'0' is no number of processes: write 1 to 1000000"),
+    (["--size", "1000000000 GB"], "too large for a tensor here; write at most 16 GiB"),
     (["--size", "6 B"], "no whole number of fp32 elements"),
 ])
 def test_what_makes_no_sense_is_refused(words, message, capsys):
     with pytest.raises(SystemExit):
         cli.main(["scale", *words])
     assert message in capsys.readouterr().err
+
+
+def interrupted():
+    with scale.workers(1, None) as pool:
+        future = pool.submit(time.sleep, 3600)
+        while not future.running():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_waits_for_no_worker():
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert multiprocessing.active_children() == []
 
 
 def test_a_cluster_is_dask_s():
