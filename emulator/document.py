@@ -31,7 +31,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields_only(cls, data: Any) -> Any:
-        fields = [field.alias or name for name, field in cls.model_fields.items()]
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         if not isinstance(data, dict):
             raise PydanticCustomError("section", "{found} is no mapping; write fields here: {fields}",
                                       {"found": _show(data), "fields": ", ".join(fields)})
@@ -40,8 +40,9 @@ class Section(BaseModel):
                 raise PydanticCustomError("section", "unknown field {name}; {mend}",
                                           {"name": repr(key), "mend": suggest(key, fields), "field": key})
             if data[key] is None:
-                raise PydanticCustomError("section", "{name} has nothing behind it; write what it is, or leave it out",
-                                          {"name": repr(key), "field": key})
+                mend = "write what it is" + ("" if fields[key].is_required() else ", or leave it out")
+                raise PydanticCustomError("section", "{name} has nothing behind it; {mend}",
+                                          {"name": repr(key), "mend": mend, "field": key})
         return data
 
 

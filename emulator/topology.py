@@ -343,6 +343,9 @@ class _Reader:
     def _members(self, place: str, *location: str | int) -> tuple[str, ...]:
         """Names of the hosts that a host or a site stands for."""
         members = tuple(host.name for host in self.hosts if place in (host.name, host.site))
+        if place in self.content.sites and not members:
+            raise self.document.error(*location, message=f"site {place!r} has no hosts, and so no paths; give it one "
+                                                         "under hosts, or leave it out here")
         if not members:
             known = [*self.content.hosts, *self.content.sites]
             raise self.document.error(*location, message=f"no host or site {place!r}; {suggest(place, known)}")

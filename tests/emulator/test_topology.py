@@ -189,6 +189,16 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: File) -> None:
         load(tmp_path / "nowhere.yaml")
 
 
+@pytest.mark.parametrize(("said", "refusal"), [
+    ("name: coasts", "1: 'name' has nothing behind it; write what it is"),
+    ("congestion: reno", "3: 'congestion' has nothing behind it; write what it is, or leave it out"),
+])
+def test_what_has_to_be_there_is_not_to_be_left_out(tmp_path: File, said: str, refusal: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        read(tmp_path, COASTS.replace(said, said.partition(" ")[0], 1))
+    assert str(refused.value) == f"{tmp_path / 'topology.yaml'}:{refusal}"
+
+
 def test_endless_nesting_is_refused(tmp_path: File) -> None:
     with pytest.raises(TopologyError, match="1: lists or mappings are nested too deeply; flatten them"):
         read(tmp_path, "[" * 500)
