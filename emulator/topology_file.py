@@ -20,6 +20,7 @@ from emulator.units import (
     parse_share,
     parse_size,
     parse_time,
+    shown,
 )
 
 # The largest window TCP can announce: 65535 bytes scaled by 2**14 (RFC 7323, section 2.2).
@@ -48,7 +49,7 @@ def _limit(parse: Callable[[object], float]) -> BeforeValidator:
 def _window(value: object) -> int:
     window = parse_size(value)
     if not SEGMENT <= window <= LARGEST_WINDOW:
-        raise ValueError(f"{value!r} is an impossible window; write one of at least a segment, {SEGMENT} B, "
+        raise ValueError(f"{shown(value)} is an impossible window; write one of at least a segment, {SEGMENT} B, "
                          f"and at most {LARGEST_WINDOW} B, which is all that TCP can announce")
     return window
 
@@ -56,23 +57,24 @@ def _window(value: object) -> int:
 def _queue(value: object) -> int:
     queue = parse_size(value)
     if queue < FRAME:
-        raise ValueError(f"{value!r} holds no packet; write a queue of at least one frame, {FRAME} B")
+        raise ValueError(f"{shown(value)} holds no packet; write a queue of at least one frame, {FRAME} B")
     if queue > LARGEST_QUEUE:
-        raise ValueError(f"{value!r} is more than links let wait; write a queue below {format_size(LARGEST_QUEUE + 1)}")
+        raise ValueError(f"{shown(value)} is more than links let wait; write a queue below "
+                         f"{format_size(LARGEST_QUEUE + 1)}")
     return queue
 
 
 def held_rate(value: object) -> float:
     """Bytes per second of a rate that links can hold. Raises ValueError."""
     rate = parse_rate(value)
-    check_held("rate", rate, repr(value))
+    check_held("rate", rate, shown(value))
     return rate
 
 
 def held_delay(value: object) -> float:
     """Seconds of a delay, or of its jitter, that links can hold. Raises ValueError."""
     delay = parse_time(value)
-    check_held("delay", delay, repr(value))
+    check_held("delay", delay, shown(value))
     return delay
 
 
@@ -87,7 +89,8 @@ def check_held(field: str, value: float, said: str) -> None:
 
 def _congestion(text: str) -> str:
     if not text.replace("_", "").isalnum():
-        raise ValueError(f"{text!r} is no congestion control; write one that the kernel has, such as cubic or reno")
+        raise ValueError(f"{shown(text)} is no congestion control; write one that the kernel has, such as cubic or "
+                         "reno")
     return text
 
 
@@ -119,7 +122,7 @@ def _or_share(parse: Callable[[object], float]) -> BeforeValidator:
 def _seconds(value: object) -> float:
     seconds = parse_time(value)
     if not seconds:
-        raise ValueError(f"{value!r} is not more than 0; write a time above 0 s")
+        raise ValueError(f"{shown(value)} is not more than 0; write a time above 0 s")
     return seconds
 
 
