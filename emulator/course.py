@@ -23,7 +23,9 @@ from itertools import chain
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from emulator.topology_file import Share
+from emulator.timeline import name
+from emulator.topology_file import BOUNDS, Share, check_held
+from emulator.units import format_rate, format_time
 
 if TYPE_CHECKING:
     from emulator.topology import Group, Host, Path
@@ -85,7 +87,8 @@ class Course(Generic[S]):
     def states(self) -> Iterator[tuple[float, S]]:
         """Each second at which it becomes another, ascending, and what it then is. The first is second 0.
 
-        Raises ValueError, with file and line, where a jitter would be more than its delay.
+        Raises ValueError, with file and line, where a jitter would be more than its delay, or a share makes of a value
+        what links cannot hold; drift ends there.
         """
         settings: deque[Setting] = deque(sorted(self.settings, key=lambda setting: setting.second))
         values: dict[str, float] = {}
@@ -103,7 +106,13 @@ class Course(Generic[S]):
 
     def _set(self, values: dict[str, float], setting: Setting) -> None:
         for field, value in setting.fields.items():
-            values[field] = value.of_own * getattr(self.subject, field) if isinstance(value, Share) else value
+            if isinstance(value, Share):
+                values[field] = value.of_own * getattr(self.subject, field)
+                show = format_time if field in ("delay", "jitter") else format_rate
+                check_held(field, values[field], f"{setting.place}: {show(values[field])}, which the {field} of "
+                                                 f"{name(self.subject)} is from second {setting.second:g} on,")
+            else:
+                values[field] = value
         if self._of(values, "jitter") > self._of(values, "delay"):
             raise ValueError(f"{setting.place}: from second {setting.second:g} on a path's jitter is more than its "
                              "delay; write a jitter of at most the delay")
@@ -117,7 +126,8 @@ class Course(Generic[S]):
         fields: dict[str, Any] = dict(values)
         for field, factor in factors.items():
             for moved in ("delay", "jitter") if field == "delay" else (field,):
-                fields[moved] = self._of(values, moved) * factor
+                least, most = BOUNDS.get(moved, (0.0, math.inf))
+                fields[moved] = min(most, max(least, self._of(values, moved) * factor))
         if "loss" in fields:
             fields["loss"] = min(MOST_LOSS, fields["loss"])
         if any(start <= second < end for start, end in self.outages):

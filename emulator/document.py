@@ -16,6 +16,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from emulator.units import shown
+
 Location = tuple[str | int, ...]
 
 
@@ -31,24 +33,25 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields_only(cls, data: Any) -> Any:
-        fields = [field.alias or name for name, field in cls.model_fields.items()]
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         if not isinstance(data, dict):
             raise PydanticCustomError("section", "{found} is no mapping; write fields here: {fields}",
                                       {"found": _show(data), "fields": ", ".join(fields)})
         for key in data:
             if key not in fields:
                 raise PydanticCustomError("section", "unknown field {name}; {mend}",
-                                          {"name": repr(key), "mend": suggest(key, fields), "field": key})
+                                          {"name": shown(key), "mend": suggest(key, fields), "field": key})
             if data[key] is None:
-                raise PydanticCustomError("section", "{name} has nothing behind it; write what it is, or leave it out",
-                                          {"name": repr(key), "field": key})
+                mend = "write what it is" + ("" if fields[key].is_required() else ", or leave it out")
+                raise PydanticCustomError("section", "{name} has nothing behind it; {mend}",
+                                          {"name": repr(key), "mend": mend, "field": key})
         return data
 
 
 def _name(text: str) -> str:
     # What a host name may be (RFC 1123, section 2.1): such names serve for containers, namespaces and files too.
     if not (text.isascii() and text.replace("-", "").isalnum() and text[0] != "-" != text[-1] and len(text) <= 63):
-        raise ValueError(f"{text!r} is no name; use up to 63 letters, digits and inner hyphens")
+        raise ValueError(f"{shown(text)} is no name; use up to 63 letters, digits and inner hyphens")
     return text
 
 
@@ -154,8 +157,9 @@ class Document(Generic[S]):
         try:
             return loader.construct_object(node)
         except ValueError as error:  # what looks like a date or a number to YAML, and is none: 2026-13-01
-            raise self.error_at(node.start_mark.line + 1,
-                                f"{node.value!r} cannot be read ({error}); put quotes around it") from None
+            why = str(error).partition(";")[0]  # behind it Python tells its programmers how to have longer integers
+            raise self.error_at(node.start_mark.line + 1, f"{shown(node.value)} cannot be read ({why}); put quotes "
+                                                          "around it if it is meant as a word") from None
 
     def _merge(self, loader: yaml.SafeLoader, node: yaml.MappingNode) -> None:
         """Refuse keys that are given twice, then put in what a merge key (<<) brings; an aliased node comes once."""
@@ -166,7 +170,8 @@ class Document(Generic[S]):
                 raise self.error_at(line, "a key that is a list or a mapping; use a word or a number")
             key = "<<" if key_node.tag == "tag:yaml.org,2002:merge" else self._scalar(loader, key_node)
             if key in seen:
-                raise self.error_at(line, f"{key!r} is given twice, first in line {seen[key]}; keep one of the two")
+                raise self.error_at(line, f"{shown(key)} is given twice, first in line {seen[key]}; keep one of the "
+                                          "two")
             seen[key] = line
         # The merged fields come before the mapping's own, which therefore win.
         loader.flatten_mapping(node)
@@ -213,4 +218,4 @@ def suggest(word: object, known: Iterable[str]) -> str:
 def _show(value: object) -> str:
     if isinstance(value, list):
         return "a list"
-    return "nothing" if value is None else "a mapping" if isinstance(value, dict) else repr(value)
+    return "nothing" if value is None else "a mapping" if isinstance(value, dict) else shown(value)

@@ -26,8 +26,9 @@ general ones first, the exceptions below. A site stands for all its hosts, so ``
 inside it. Every ordered pair of hosts must be matched by a rule and have a ``delay`` in the end. The fields of a path:
 
 ========  ========================================================================================================
-rate      capacity, counting Ethernet frames with their headers; ``unlimited`` if nothing says otherwise
-delay     one way; always needed
+rate      capacity, counting Ethernet frames with their headers; ``unlimited`` if nothing says otherwise; else 1 kB/s to
+          100 GB/s, as every rate here
+delay     one way, at most 60 s; always needed
 jitter    spread of the delay around its value, at most the delay itself; 0 s
 loss      share of the packets lost; 0 %
 queue     bytes that may wait for the rate; chosen by the link engine
@@ -342,6 +343,9 @@ class _Reader:
     def _members(self, place: str, *location: str | int) -> tuple[str, ...]:
         """Names of the hosts that a host or a site stands for."""
         members = tuple(host.name for host in self.hosts if place in (host.name, host.site))
+        if place in self.content.sites and not members:
+            raise self.document.error(*location, message=f"site {place!r} has no hosts, and so no paths; give it one "
+                                                         "under hosts, or leave it out here")
         if not members:
             known = [*self.content.hosts, *self.content.sites]
             raise self.document.error(*location, message=f"no host or site {place!r}; {suggest(place, known)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,10 +11,33 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from emulator.document import Name, Section
 from emulator.ethernet import FRAME, SEGMENT
-from emulator.units import parse_loss, parse_rate, parse_share, parse_size, parse_time
+from emulator.units import (
+    format_rate,
+    format_size,
+    format_time,
+    parse_loss,
+    parse_rate,
+    parse_share,
+    parse_size,
+    parse_time,
+    shown,
+)
 
 # The largest window TCP can announce: 65535 bytes scaled by 2**14 (RFC 7323, section 2.2).
 LARGEST_WINDOW = 65535 << 14
+
+RATES = 1e3, 1e11
+"""Bytes per second that links can hold. From a frame in 1.5 s on: ``tc`` writes the time of a burst in 32 bits of 64
+ns, which a frame at a few bytes a second does not fit into. And at 100 GB/s, ten times sped up, the burst of a shared
+limit (emulator/ethernet.py), 4 ms, is 4.0 GB: ``tc`` takes less than 4 GiB."""
+DELAYS = 0.0, 60.0
+"""Seconds that links can hold: Linux gives up a connection that is not made within 127 s (tcp_syn_retries in
+tcp(7)), so a round trip is at most 120 s."""
+LARGEST_QUEUE = 2 ** 32 - 1
+"""Bytes, and of netem packets, that ``tc`` lets wait. More cannot matter: a connection has at most the largest window
+in flight, a quarter of it."""
+BOUNDS = {"rate": RATES, "up": RATES, "down": RATES, "delay": DELAYS, "jitter": DELAYS}
+"""The least and the greatest value of each field that has such."""
 
 UNLIMITED = "unlimited"
 
@@ -25,7 +49,7 @@ def _limit(parse: Callable[[object], float]) -> BeforeValidator:
 def _window(value: object) -> int:
     window = parse_size(value)
     if not SEGMENT <= window <= LARGEST_WINDOW:
-        raise ValueError(f"{value!r} is an impossible window; write one of at least a segment, {SEGMENT} B, "
+        raise ValueError(f"{shown(value)} is an impossible window; write one of at least a segment, {SEGMENT} B, "
                          f"and at most {LARGEST_WINDOW} B, which is all that TCP can announce")
     return window
 
@@ -33,13 +57,40 @@ def _window(value: object) -> int:
 def _queue(value: object) -> int:
     queue = parse_size(value)
     if queue < FRAME:
-        raise ValueError(f"{value!r} holds no packet; write a queue of at least one frame, {FRAME} B")
+        raise ValueError(f"{shown(value)} holds no packet; write a queue of at least one frame, {FRAME} B")
+    if queue > LARGEST_QUEUE:
+        raise ValueError(f"{shown(value)} is more than links let wait; write a queue below "
+                         f"{format_size(LARGEST_QUEUE + 1)}")
     return queue
+
+
+def held_rate(value: object) -> float:
+    """Bytes per second of a rate that links can hold. Raises ValueError."""
+    rate = parse_rate(value)
+    check_held("rate", rate, shown(value))
+    return rate
+
+
+def held_delay(value: object) -> float:
+    """Seconds of a delay, or of its jitter, that links can hold. Raises ValueError."""
+    delay = parse_time(value)
+    check_held("delay", delay, shown(value))
+    return delay
+
+
+def check_held(field: str, value: float, said: str) -> None:
+    """Raise ValueError, about what was `said`, for a value of a field that links cannot hold."""
+    least, most = BOUNDS.get(field, (-math.inf, math.inf))
+    if not least <= value <= most:
+        kind, show = ("rate", format_rate) if BOUNDS[field] is RATES else ("time", format_time)
+        raise ValueError(f"{said} is {'less' if value < least else 'more'} than links can hold; write a {kind} from "
+                         f"{show(least)} to {show(most)}")
 
 
 def _congestion(text: str) -> str:
     if not text.replace("_", "").isalnum():
-        raise ValueError(f"{text!r} is no congestion control; write one that the kernel has, such as cubic or reno")
+        raise ValueError(f"{shown(text)} is no congestion control; write one that the kernel has, such as cubic or "
+                         "reno")
     return text
 
 
@@ -71,11 +122,11 @@ def _or_share(parse: Callable[[object], float]) -> BeforeValidator:
 def _seconds(value: object) -> float:
     seconds = parse_time(value)
     if not seconds:
-        raise ValueError(f"{value!r} is not more than 0; write a time above 0 s")
+        raise ValueError(f"{shown(value)} is not more than 0; write a time above 0 s")
     return seconds
 
 
-Rate = Annotated[float, BeforeValidator(parse_rate)]
+Rate = Annotated[float, BeforeValidator(held_rate)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Spread = Annotated[float | None, BeforeValidator(parse_share)]
 
@@ -98,9 +149,9 @@ class HostEntry(Section):
 class Limits(Section):
     """The fields of a path; those that are not set leave to earlier rules what they say."""
 
-    rate: Annotated[float | None, _limit(parse_rate)] = None
-    delay: Annotated[float | None, BeforeValidator(parse_time)] = None
-    jitter: Annotated[float, BeforeValidator(parse_time)] = 0
+    rate: Annotated[float | None, _limit(held_rate)] = None
+    delay: Annotated[float | None, BeforeValidator(held_delay)] = None
+    jitter: Annotated[float, BeforeValidator(held_delay)] = 0
     loss: Annotated[float, BeforeValidator(parse_loss)] = 0
     queue: Annotated[int | None, BeforeValidator(_queue)] = None
     window: Annotated[int | None, _limit(_window)] = None
@@ -136,13 +187,13 @@ class ChangeEntry(Subject):
     """What is set at one second, and stays until something else is; `outage` alone ends by itself, after its time."""
 
     at: Annotated[float, BeforeValidator(parse_time)]
-    rate: Annotated[float | Share | None, _or_share(parse_rate)] = None
-    delay: Annotated[float | Share | None, _or_share(parse_time)] = None
-    jitter: Annotated[float | Share | None, _or_share(parse_time)] = None
+    rate: Annotated[float | Share | None, _or_share(held_rate)] = None
+    delay: Annotated[float | Share | None, _or_share(held_delay)] = None
+    jitter: Annotated[float | Share | None, _or_share(held_delay)] = None
     loss: Annotated[float | None, BeforeValidator(parse_loss)] = None
     outage: Seconds | None = None
-    up: Annotated[float | Share | None, _or_share(parse_rate)] = None
-    down: Annotated[float | Share | None, _or_share(parse_rate)] = None
+    up: Annotated[float | Share | None, _or_share(held_rate)] = None
+    down: Annotated[float | Share | None, _or_share(held_rate)] = None
 
 
 class TraceEntry(Matcher):

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path as File
 
 from emulator.document import DocumentError, suggest
-from emulator.units import parse_loss, parse_rate, parse_time
+from emulator.topology_file import held_delay, held_rate
+from emulator.units import parse_loss, parse_time
 
-COLUMNS: Mapping[str, Callable[[object], float]] = {"rate": parse_rate, "delay": parse_time, "loss": parse_loss}
+COLUMNS: Mapping[str, Callable[[object], float]] = {"rate": held_rate, "delay": held_delay, "loss": parse_loss}
 
 MOST_LINES = 10_000
 """A line changes the network: more of them in one training than this is a unit mistaken."""

@@ -23,8 +23,20 @@ SIZES = {
 }
 TIMES = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
 
+LONGEST_SHOWN = 60
+"""Characters of a value that an error repeats."""
+
 # 15 digits: more would be a slip of the hand, and a float could not hold them.
 _QUANTITY = re.compile(r"(?P<number>[+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?P<unit>\S*)")
+
+
+def shown(value: object) -> str:
+    """A value as errors repeat it: in quotes if it is text, and not beyond its first characters."""
+    try:
+        text = repr(value)
+    except ValueError:      # an integer of more than 4300 digits, which Python does not write out
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def parse_rate(text: object) -> float:
@@ -36,7 +48,7 @@ def parse_size(text: object) -> int:
     """Bytes of a size such as ``4 KiB`` or ``16.9 MB``; whole, and more than 0."""
     size = _positive(_parse(text, "size", SIZES, "64 KiB"), text, "size")
     if size != int(size):
-        raise ValueError(f"{text!r} is {size.normalize():f} bytes; write a size that is a whole number of bytes")
+        raise ValueError(f"{shown(text)} is {size.normalize():f} bytes; write a size that is a whole number of bytes")
     return int(size)
 
 
@@ -44,7 +56,7 @@ def parse_time(text: object) -> float:
     """Seconds of a time such as ``35 ms``; not negative."""
     seconds = _parse(text, "time", TIMES, "35 ms")
     if seconds < 0:
-        raise ValueError(f"{text!r} is negative; write a time of 0 s or more")
+        raise ValueError(f"{shown(text)} is negative; write a time of 0 s or more")
     return float(seconds)
 
 
@@ -52,7 +64,7 @@ def parse_loss(text: object) -> float:
     """Fraction of packets lost, of a percentage such as ``1 %``; at least 0 and less than 1."""
     loss = _parse(text, "loss", {"%": Decimal("0.01")}, "0.1 %")
     if not 0 <= loss < 1:
-        raise ValueError(f"{text!r} is impossible; write a loss of at least 0 % and less than 100 %")
+        raise ValueError(f"{shown(text)} is impossible; write a loss of at least 0 % and less than 100 %")
     return float(loss)
 
 
@@ -90,21 +102,21 @@ def format_loss(loss: float) -> str:
 def _parse(text: object, kind: str, units: Mapping[str, Decimal], example: str) -> Decimal:
     choice = f"write a {kind} with {'one of ' if len(units) > 1 else ''}{', '.join(units)}, such as {example!r}"
     if isinstance(text, int | float) and not isinstance(text, bool):
-        raise ValueError(f"{text} is a bare number; {choice}")
+        raise ValueError(f"{shown(text)} is a bare number; {choice}")
     match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{'nothing' if text is None else repr(text)} is no {kind}; {choice}")
+        raise ValueError(f"{'nothing' if text is None else shown(text)} is no {kind}; {choice}")
     number, unit = match["number"], match["unit"]
     if not unit:
-        raise ValueError(f"{text!r} is a bare number; {choice}")
+        raise ValueError(f"{shown(text)} is a bare number; {choice}")
     if unit not in units:
-        raise ValueError(f"{unit!r} is no unit of a {kind}; {choice}")
+        raise ValueError(f"{shown(unit)} is no unit of a {kind}; {choice}")
     return Decimal(number) * units[unit]
 
 
 def _positive(value: Decimal, text: object, kind: str) -> Decimal:
     if value <= 0:
-        raise ValueError(f"{text!r} is not more than 0; write a {kind} above 0")
+        raise ValueError(f"{shown(text)} is not more than 0; write a {kind} above 0")
     return value
 
 

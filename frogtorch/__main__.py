@@ -9,6 +9,14 @@ import sys
 
 def main() -> int:
     """Run the testbed's command line; on a node that has only the backend, say how to get the testbed."""
+    try:
+        return _main()
+    except KeyboardInterrupt:  # while the command line was imported: of later ones it says itself what becomes of a run
+        print("frogtorch: interrupted; `frogtorch down` removes what a run may have left", file=sys.stderr)
+        return 130
+
+
+def _main() -> int:
     if any(importlib.util.find_spec(name) is None for name in ("scenarios", "simpy", "pydantic", "rich")):
         print("This host has the frogtorch backend alone, which init_process_group('frogtorch') uses; to predict and "
               "measure, check out the project and run: pip install -e '.[testbed]'", file=sys.stderr)

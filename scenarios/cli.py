@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -53,6 +54,17 @@ them is touched."""
 _INTERRUPTED = ("the network is gone, what was measured is kept in the run directory: `frogtorch report` shows it, "
                 "`frogtorch measure --resume` goes on")
 
+_FULL = ("free some space, and give the command again; a run that was being measured goes on with `frogtorch measure "
+         "--resume RUN`")
+_MENDS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: "nothing can be written there: name a directory elsewhere, or a copy of this one",
+    errno.EACCES: "give the command as whom the file belongs to, or as root, or name another file",
+    errno.ENOTDIR: "a part of this path is a file, and no directory: name another path",
+}
+"""What to do about what the system refuses."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0: well, 1: an error that was explained, or a run that failed, 130: interrupted."""
@@ -69,8 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"frogtorch: {error}", file=sys.stderr)
+        print(f"frogtorch: {_explained(error, options)}", file=sys.stderr)
         return 1
+
+
+def _explained(error: Exception, options: argparse.Namespace) -> str:
+    """An error in words; of one that the system has raised, the file, if it is known, and what to do about it."""
+    code = error.errno if isinstance(error, OSError) else None
+    if not isinstance(error, OSError) or code is None or error.strerror != os.strerror(code):
+        return str(error)
+    mend = f"; {_MENDS[code]}" if code in _MENDS else ""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}{mend}"
+    if _MENDS.get(code) != _FULL:
+        return str(error)
+    # Python does not say of a write which file's it was.
+    directory = getattr(options, "directory", None)
+    return error.strerror + (f" (run directory: {directory})" if directory else "") + mend
 
 
 def _for_the_caller(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

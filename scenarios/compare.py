@@ -83,7 +83,8 @@ def recorded(directory: Path, networks: Mapping[int | None, Topology]
     """The predictions of a run directory, and its measurements, which are none before it is measured.
 
     `networks` are its scenario's (:attr:`scenarios.scenario.Scenario.networks`). Raises RecordError for a line that is
-    no record, CompareError for one about another network than these, and without predictions.
+    no record, CompareError for one about another network than these, for a repetition that is there twice, and without
+    predictions.
     """
     predicted, measured = directory / "predictions.jsonl", directory / "measurements.jsonl"
     if not predicted.exists():
@@ -95,6 +96,13 @@ def recorded(directory: Path, networks: Mapping[int | None, Topology]
     for file, points in both:
         for line, point in enumerate(points, 1):
             _refuse_stranger(f"{file}:{line}: ", point, networks)
+    lines: dict[tuple[Key, float, int, int], int] = {}
+    for line, m in enumerate(measurements, 1):
+        first = lines.setdefault((m.key, m.speedup, m.campaign, m.repetition), line)
+        if first != line:
+            raise CompareError(f"{measured}:{line}: line {first} has this repetition already ({name(m.key)}, campaign "
+                               f"{m.campaign}, repetition {m.repetition}), and it was measured once: take one of the "
+                               "two lines out")
     return predictions, measurements
 
 

@@ -69,7 +69,7 @@ from pathlib import Path
 from emulator.document import Document, DocumentError, suggest
 from emulator.topology import Topology
 from emulator.topology import load as load_topology
-from emulator.units import format_size
+from emulator.units import format_size, shown
 from scenarios import timelines
 from scenarios.arms import ARMS
 from scenarios.scenario_file import (
@@ -283,9 +283,9 @@ def _check_world(document: Document[ScenarioFile], topology: Topology, size: int
     slots = {host.name: host.slots for host in topology.hosts}
     here = ("worlds", size)
     if size > sum(slots.values()):
-        raise document.error(*here, message=f"W = {size} is more ranks than the {sum(slots.values())} that the hosts "
-                                            f"of topology {topology.name!r} may run; make W smaller, or the slots of "
-                                            "a host more")
+        raise document.error(*here, message=f"W = {shown(size)} is more ranks than the {sum(slots.values())} that "
+                                            f"the hosts of topology {topology.name!r} may run; make W smaller, or "
+                                            "the slots of a host more")
     if len(world) != size:
         raise document.error(*here, message=f"W = {size} names {len(world)} hosts; name one host a rank, {size}")
     for rank, name in enumerate(world):
@@ -323,16 +323,16 @@ def _speedups(document: Document[ScenarioFile], content: ScenarioFile) -> dict[i
                                                 "world, or one number for all")
     for world in content.speedup:
         if world not in content.worlds:
-            raise document.error("speedup", world, message=f"speedup: there is no world {world}; name those of worlds, "
-                                                           f"{', '.join(map(str, content.worlds))}")
+            raise document.error("speedup", world, message=f"speedup: there is no world {shown(world)}; name those of "
+                                                           f"worlds, {', '.join(map(str, content.worlds))}")
     return content.speedup
 
 
 def _scaling(document: Document[ScenarioFile], content: ScenarioFile, scaling: ScalingEntry,
              speedups: dict[int, float]) -> Scaling:
     if scaling.world not in content.worlds:
-        raise document.error("scaling", "world", message=f"scaling: there is no world {scaling.world}; name one of "
-                                                         f"{', '.join(map(str, content.worlds))}")
+        raise document.error("scaling", "world", message=f"scaling: there is no world {shown(scaling.world)}; name one "
+                                                         f"of {', '.join(map(str, content.worlds))}")
     sizes = content.all_reduce.slope if content.all_reduce else ()
     if scaling.size not in sizes:
         raise document.error("scaling", "size", message=f"scaling: {format_size(scaling.size)} is none of the slope's "
@@ -348,8 +348,9 @@ def _scaling(document: Document[ScenarioFile], content: ScenarioFile, scaling: S
 def _training(document: Document[ScenarioFile], content: ScenarioFile, training: TrainingEntry, network: Topology,
               speedups: dict[int, float]) -> Training:
     if training.warmup >= training.steps:
-        raise document.error("training", "warmup", message=f"warmup: of {training.steps} steps {training.warmup} are "
-                                                           "warm-up, which leaves none; write fewer")
+        raise document.error("training", "warmup", message=f"warmup: of {training.steps} steps "
+                                                           f"{shown(training.warmup)} are warm-up, which leaves "
+                                                           "none; write fewer")
     if training.workload not in WORKLOADS:
         raise document.error("training", "workload", message=f"unknown workload {training.workload!r}; "
                                                              f"{suggest(training.workload, WORKLOADS)}")
@@ -404,7 +405,8 @@ def _bar(document: Document[ScenarioFile], content: ScenarioFile, index: int, ba
     if bar.over not in others:
         raise refuse("over", f"{bar.over!r} is nothing to hold {bar.arm!r} against; {suggest(bar.over, others)}")
     if bar.world is not None and bar.world not in content.worlds:
-        raise refuse("world", f"there is no world {bar.world}; name one of {', '.join(map(str, content.worlds))}")
+        raise refuse("world", f"there is no world {shown(bar.world)}; name one of "
+                              f"{', '.join(map(str, content.worlds))}")
     sizes = _all_reduce(document, content.all_reduce).sizes
     if bar.size is not None and (bar.over == THEORY or bar.size not in sizes):
         raise refuse("size", "theory speaks of b, which has no size; leave it out" if bar.over == THEORY else
@@ -420,9 +422,10 @@ def _rule(document: Document[ScenarioFile], content: ScenarioFile, rule: RuleEnt
         raise document.error("verdict", message="the verdict is about b of gloo and shard; run all_reduce with both")
     for index, world in enumerate(rule.worlds):
         if world not in content.worlds:
-            raise document.error("verdict", "worlds", index, message=f"verdict: there is no world {world}; name "
+            raise document.error("verdict", "worlds", index, message=f"verdict: there is no world {shown(world)}; name "
                                                                      f"some of {', '.join(map(str, content.worlds))}")
     if rule.blocks > content.repetitions:
-        raise document.error("verdict", "blocks", message=f"verdict: {rule.blocks} blocks are asked for, and there are "
-                                                          f"{content.repetitions} repetitions; make those more")
+        raise document.error("verdict", "blocks", message=f"verdict: {shown(rule.blocks)} blocks are asked for, and "
+                                                          f"there are {content.repetitions} repetitions; make those "
+                                                          "more")
     return Rule(rule.worlds, rule.blocks, rule.within)

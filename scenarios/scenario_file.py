@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from emulator.document import Name, Section
-from emulator.units import format_size, parse_share, parse_size, parse_time
+from emulator.units import format_size, parse_share, parse_size, parse_time, shown
 from scenarios.workloads import FOUNDING
 
 ELEMENT = 4
@@ -22,8 +22,8 @@ def parse_tensor(value: object) -> int:
     if size > LARGEST:
         raise ValueError(f"{value!r} is too large for a tensor here; write at most {format_size(LARGEST)}")
     if size % ELEMENT:
-        raise ValueError(f"{value!r} is no whole number of fp32 elements; write a multiple of {ELEMENT} B, such as "
-                         f"{format_size(max(ELEMENT, size - size % ELEMENT))}")
+        raise ValueError(f"{shown(value)} is no whole number of fp32 elements; write a multiple of {ELEMENT} B, such "
+                         f"as {format_size(max(ELEMENT, size - size % ELEMENT))}")
     return size
 
 
@@ -37,25 +37,25 @@ def _speedup(value: object) -> object:
     by_world = value if isinstance(value, dict) else {None: value}
     for world, one in by_world.items():
         if world is not None and type(world) is not int:
-            raise ValueError(f"{world!r} is no world size; write a number for all worlds, or one for each, as in "
+            raise ValueError(f"{shown(world)} is no world size; write a number for all worlds, or one for each, as in "
                              "{2: 10, 3: 5}")
         if isinstance(one, bool) or not isinstance(one, int | float) or not 1 <= one <= FASTEST:
-            of = "" if world is None else f" for W = {world}"
-            raise ValueError(f"{one!r}{of} is refused; it should be a number from 1 to {FASTEST}")
+            of = "" if world is None else f" for W = {shown(world)}"
+            raise ValueError(f"{shown(one)}{of} is refused; it should be a number from 1 to {FASTEST}")
     return value
 
 
 def _length(value: object) -> float:
     length = parse_time(value)
     if length < 1:
-        raise ValueError(f"{value!r} is too short for a network to change; write a time of 1 s or more")
+        raise ValueError(f"{shown(value)} is too short for a network to change; write a time of 1 s or more")
     return length
 
 
 def _views(value: object) -> object:
     views = value if isinstance(value, list) else [value]
     if any(not isinstance(view, bool) for view in views) or len(set(views)) < max(1, len(views)):
-        raise ValueError(f"{value!r} is refused; it should be true, false, or both: [false, true]")
+        raise ValueError(f"{shown(value)} is refused; it should be true, false, or both: [false, true]")
     return tuple(views)
 
 

@@ -21,6 +21,7 @@ from statistics import median
 from emulator.links.holding import CUT, seed
 from emulator.links.namespace import LinkError, Namespace, scratch
 from emulator.topology import Path, Topology
+from emulator.topology_file import LARGEST_QUEUE
 
 FLOOR = 50e-6
 """Seconds: about what the detour through the IFB device costs; shorter delays are left alone."""
@@ -61,7 +62,8 @@ def limit(path: Path) -> int:
     What is on the way: the rate times the longest delay, in the smallest packets (netem counts packets, and a path
     may carry nothing but acknowledgements), and room for 10 ms more. The queue that drops is the rate's, before it.
     """
-    return math.ceil((path.rate or _UNLIMITED) * (path.delay + CUT * path.jitter + 0.01) / _SMALLEST)
+    return min(LARGEST_QUEUE,
+               math.ceil((path.rate or _UNLIMITED) * (path.delay + CUT * path.jitter + 0.01) / _SMALLEST))
 
 
 def options(path: Path, bias: float = 0.0, begin: int | None = None) -> str:

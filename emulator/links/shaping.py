@@ -19,6 +19,7 @@ from functools import lru_cache
 from emulator.ethernet import FRAME, burst
 from emulator.links.namespace import LinkError, run, scratch
 from emulator.topology import Path, Topology, TopologyError, round_trip
+from emulator.topology_file import LARGEST_QUEUE
 
 LEAST_QUEUE = 144 * 1024
 """Bytes: two of the largest packets, as a queue shorter than one would drop it for ever. Where flows of several hosts
@@ -37,7 +38,7 @@ def queue_size(path: Path, round_trip: float, rate: float) -> int:
     """
     if path.queue is not None:
         return path.queue
-    return max(LEAST_QUEUE, math.ceil(2 * rate * round_trip))
+    return min(LARGEST_QUEUE, max(LEAST_QUEUE, math.ceil(2 * rate * round_trip)))
 
 
 def window_clamp(window: int) -> int | None:

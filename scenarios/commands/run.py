@@ -84,7 +84,7 @@ def add(commands: Commands) -> None:
 
 def _scenario(of: argparse.ArgumentParser) -> None:
     of.add_argument("scenario", type=Path, help="a scenario, as YAML (scenarios/*.yaml)")
-    of.add_argument("--output", type=Path, metavar="DIR",
+    of.add_argument("--output", type=_directory, metavar="DIR",
                     help="the run directory, which must not exist yet (default: runs/<name>-<date>)")
     of.add_argument("--script", type=Path, metavar="FILE",
                     help="a training script of yours, run unchanged in place of the scenario's workload: it calls "
@@ -92,6 +92,13 @@ def _scenario(of: argparse.ArgumentParser) -> None:
                          "steps are measured, not predicted")
     of.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], metavar="...",
                     help="what comes behind goes to the script")
+
+
+def _directory(text: str) -> Path:
+    """A directory, as an option names it; argparse prints what is wrong with it."""
+    if not text:  # which Path takes for the directory one is in
+        raise argparse.ArgumentTypeError("it is empty; name a directory that does not exist yet, or leave it out")
+    return Path(text)
 
 
 def _calibration(of: argparse.ArgumentParser) -> None:
@@ -162,6 +169,9 @@ def compare(options: argparse.Namespace) -> int:
         shown, well = changes(options.scenario, options.other)
         console().print(shown)
         return 0 if well else 1
+    if options.scenario.is_dir():
+        raise ValueError(f"{options.scenario} is a directory, and to compare takes a scenario, or two run directories: "
+                         f"frogtorch compare {options.scenario} OTHER; `frogtorch report {options.scenario}` shows one")
     scenario, script = _loaded(options)
     if options.calibration and options.calibrate:
         raise ValueError("--calibration takes what was calibrated before, --calibrate does it now: give one of them")
@@ -281,12 +291,16 @@ def _run(scenario: Scenario, directory: Path, options: argparse.Namespace,
     run = secrets.token_hex(3)
     ended = (f"if it is killed: frogtorch down {run}; to go on: frogtorch measure --resume {directory}"
              if machines is None else "to go on: the same command with --resume, on every machine")
-    print(f"run {run}: results in {directory} ({ended})", file=sys.stderr)
     make = chosen(options.runtime).Network if machines is None else external.network(machines)
-    with resume.alone(directory), Stages() as stages:
+    stages = Stages()
+    with resume.alone(directory):
         # A network that is not ours does not get better by measuring it again.
-        return Runner(scenario, directory, run, options.engine, stages, make,
-                      resume.RERUNS if machines is None else 0).measure()
+        runner = Runner(scenario, directory, run, options.engine, stages, make,
+                        resume.RERUNS if machines is None else 0)
+        # Only now: it refuses records that are broken, and then there is no run.
+        print(f"run {run}: results in {directory} ({ended})", file=sys.stderr)
+        with stages:
+            return runner.measure()
 
 
 def _print_predictions(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """HTB's classes and netem's as text; nothing here touches the kernel."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,23 @@ def test_a_queue_is_twice_the_bandwidth_delay_product():
 def test_a_queue_holds_at_least_two_of_the_largest_packets():
     # 0.7 MB/s times 70 ms is 49 kB: less than a single GSO packet, which would never get through.
     assert shaping.queue_size(path(), 0.07, 0.7e6) == 147_456
+
+
+def test_a_queue_and_what_netem_holds_are_numbers_of_32_bits_as_tc_takes_no_others():
+    # 100 GB/s for a round trip of 120 s, in bytes; and for 60 s and four times the jitter, in packets.
+    assert shaping.queue_size(path(), 120, 1e11) == 4_294_967_295
+    assert netem.limit(path(rate=1e11, delay=60, jitter=60)) == 4_294_967_295
+
+
+@pytest.mark.parametrize(("access", "rate"), [(None, 1e3), (1e3, None), (None, 1e11), (1e11, None)])
+def test_the_slowest_and_the_fastest_rate_are_such_that_tc_takes_them(access, rate):
+    for k in (1, 10):
+        limits = [None if limit is None else limit * k for limit in (access, rate)]
+        text = " ".join(shaping.tree("eth0", limits[0], [Leaf("ip dst 10.0.0.2/32", limits[1], 262144)]))
+        bursts = [int(burst) for burst in re.findall(r"burst (\d+)", text)]
+        # Bytes in 32 bits; and the time that they take at this rate, in 64 ns.
+        assert max(bursts) < 2 ** 32
+        assert max(bursts) / (limits[0] or limits[1]) / 64e-9 < 2 ** 32
 
 
 def test_a_queue_that_the_topology_gives_is_taken():

@@ -189,6 +189,30 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: File) -> None:
         load(tmp_path / "nowhere.yaml")
 
 
+@pytest.mark.parametrize(("said", "refusal"), [
+    ("name: coasts", "1: 'name' has nothing behind it; write what it is"),
+    ("congestion: reno", "3: 'congestion' has nothing behind it; write what it is, or leave it out"),
+])
+def test_what_has_to_be_there_is_not_to_be_left_out(tmp_path: File, said: str, refusal: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        read(tmp_path, COASTS.replace(said, said.partition(" ")[0], 1))
+    assert str(refused.value) == f"{tmp_path / 'topology.yaml'}:{refusal}"
+
+
+@pytest.mark.parametrize(("said", "refusal"), [
+    ("9" * 5000, f"'{'9' * 59}… cannot be read (Exceeds the limit (4300 digits) for integer string conversion: value "
+                 "has 5000 digits); put quotes around it if it is meant as a word"),
+    ("-" + "9" * 4000, f"slots: -{'9' * 59}… is refused; it should be "),
+    ("-0x" + "f" * 5000, "slots: a number of thousands of digits is refused; it should be "),
+    ("x" * 5000, f"slots: '{'x' * 59}… is refused; it should be "),
+])
+def test_what_is_long_is_not_repeated_whole(tmp_path: File, said: str, refusal: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        read(tmp_path, COASTS.replace("slots: 2", f"slots: {said}"))
+    assert str(refused.value).startswith(f"{tmp_path / 'topology.yaml'}:6: {refusal}")
+    assert "sys." not in str(refused.value)
+
+
 def test_endless_nesting_is_refused(tmp_path: File) -> None:
     with pytest.raises(TopologyError, match="1: lists or mappings are nested too deeply; flatten them"):
         read(tmp_path, "[" * 500)

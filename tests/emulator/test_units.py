@@ -49,6 +49,8 @@ def test_losses(text: str, loss: float) -> None:
 @pytest.mark.parametrize(("parse", "value", "message"), [
     (parse_rate, 0.7, "0.7 is a bare number; write a rate with one of B/s, kB/s, MB/s, GB/s, kbit/s, Mbit/s, Gbit/s, "
                       "such as '0.7 MB/s'"),
+    (parse_rate, 10**70, f"1{'0' * 59}… is a bare number; write a rate"),
+    (parse_rate, "9" * 61 + " MB/s", f"'{'9' * 59}… is no rate; write a rate"),
     (parse_rate, "0.7", "'0.7' is a bare number; write a rate"),
     (parse_rate, "0.7 MB", "'MB' is no unit of a rate; write a rate"),
     (parse_rate, "0.7 mb/s", "'mb/s' is no unit of a rate; write a rate"),

@@ -1,5 +1,6 @@
 """Commands that are given what they cannot use, or would not read: one sentence, exit status 1, nothing changed."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -67,6 +68,55 @@ def test_two_runs_are_compared_without_options(said, make_run, options):
         f"frogtorch: {options[0]} is for measuring, and two runs are compared as they are: leave it out ")
 
 
+@pytest.mark.parametrize("options", [[], ["--calibrate"]])
+def test_to_compare_takes_two_runs(said, predicted, options):
+    assert said("compare", predicted, *options) == (
+        f"frogtorch: {predicted} is a directory, and to compare takes a scenario, or two run directories: frogtorch "
+        f"compare {predicted} OTHER; `frogtorch report {predicted}` shows one ")
+
+
+def test_a_run_directory_has_a_name(tmp_path, predicted, capfd):
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", str(tmp_path / "scenario.yaml"), "--output", ""])
+    assert "argument --output: it is empty; name a directory that does not exist yet, or leave it out" in (
+        capfd.readouterr().err)
+
+
+def test_a_run_directory_in_a_file_is_refused_with_its_path(said, tmp_path, predicted):
+    assert said("predict", tmp_path / "scenario.yaml", "--output", tmp_path / "scenario.yaml/x") == (
+        f"frogtorch: {tmp_path / 'scenario.yaml/x'}: Not a directory; a part of this path is a file, and no directory: "
+        "name another path ")
+
+
+FULL = ("free some space, and give the command again; a run that was being measured goes on with `frogtorch measure "
+        "--resume RUN` ")
+
+
+@pytest.mark.parametrize(("error", "message"), [
+    (OSError(errno.ENOSPC, "No space left on device", "a/b"), "a/b: No space left on device; " + FULL),
+    (OSError(errno.ENOSPC, "No space left on device"), "No space left on device (run directory: {run}); " + FULL),
+    (OSError(errno.EDQUOT, "Disk quota exceeded", "b"), "b: Disk quota exceeded; " + FULL),
+    (OSError(errno.EROFS, "Read-only file system", "a/b"), "a/b: Read-only file system; nothing can be written there: "
+                                                           "name a directory elsewhere, or a copy of this one "),
+    (OSError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied; give the command as whom the file "
+                                                        "belongs to, or as root, or name another file "),
+    (OSError(errno.ENOENT, "No such file or directory", "a/b"), "a/b: No such file or directory "),
+    (OSError(errno.EACCES, "cannot write /proc/self/uid_map: Permission denied"),
+     "[Errno 13] cannot write /proc/self/uid_map: Permission denied "),
+    (OSError(errno.EADDRINUSE, "Address already in use"), "[Errno 98] Address already in use "),
+    (OSError("this kernel counts nothing"), "this kernel counts nothing "),
+])
+def test_what_the_system_refuses_is_named_with_the_mend(said, tmp_path, predicted, monkeypatch, error, message):
+    def fails(*_):
+        raise error
+        yield
+
+    monkeypatch.setattr("scenarios.commands.run.predict", fails)
+    run = tmp_path / "new"
+    assert said("predict", tmp_path / "scenario.yaml", "--output", run) == (
+        "predicting frogtorch: " + message.format(run=run))
+
+
 def test_arguments_want_a_script(said, tmp_path, predicted):
     assert "--arguments go to a script: add --script FILE" in said(
         "predict", tmp_path / "scenario.yaml", "--output", tmp_path / "new", "--arguments", "x")
@@ -104,6 +154,25 @@ def test_a_run_that_is_measured_elsewhere_is_not_resumed(said, predicted):
         fcntl.flock(held, fcntl.LOCK_EX)
         assert f"number {os.getpid()}, measures into this run directory" in said("measure", predicted, "--resume")
     assert not (predicted / "telemetry").exists()
+
+
+@pytest.mark.root
+def test_a_run_whose_records_are_broken_is_refused_before_it_is_begun(said, predicted):
+    (predicted / "measurements.jsonl").write_text("{oops}\n")
+    refused = said("measure", predicted, "--resume")
+    assert refused.startswith(f"frogtorch: {predicted}/measurements.jsonl:1: no Measurement of schema 1: ")
+    assert "results in" not in refused
+
+
+@pytest.mark.parametrize("command", ["report", "measure"])
+def test_a_repetition_that_is_there_twice_is_refused_by_line(said, make_run, command):
+    if command == "measure" and os.geteuid():
+        pytest.skip("measuring makes network namespaces")
+    run = make_run(sizes=(2,))
+    lines = (run / "measurements.jsonl").read_text().splitlines(keepends=True)
+    (run / "measurements.jsonl").write_text("".join([*lines, lines[2]]))
+    assert f"{run}/measurements.jsonl:{len(lines) + 1}: line 3 has this repetition already (" in said(
+        command, run, *["--resume"] * (command == "measure"))
 
 
 def replace(file, old, new):

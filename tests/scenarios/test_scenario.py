@@ -173,6 +173,24 @@ def test_a_broken_scenario_is_refused_with_its_line_and_the_mend(file: Path) -> 
     assert all(part in message for part in rest)
 
 
+@pytest.mark.parametrize(("field", "refusal"), [
+    ("worlds: {%s: [seattle-ai, newyork-1]}", "W = 1{zeros}… is more ranks than the "),
+    ("speedup: {2: %s}", "speedup: 1{zeros}… for W = 2 is refused"),
+    ("timeout: %s", "timeout: 1{zeros}… is a bare number; "),
+    ("training: {steps: 3, warmup: %s}", "warmup: of 3 steps 1{zeros}… are warm-up"),
+])
+def test_what_is_long_is_not_repeated_whole(tmp_path: Path, field: str, refusal: str) -> None:
+    fields = {"name": "long", "topology": ROOT / "topologies/seattle-newyork.yaml",
+              "worlds": "{2: [seattle-ai, newyork-1]}", "arms": "[gloo]", "training": "{steps: 3, warmup: 1}"}
+    name, _, text = field.partition(": ")
+    fields[name] = text % ("1" + "0" * 1000)
+    (tmp_path / "s.yaml").write_text("".join(f"{name}: {text}\n" for name, text in fields.items()))
+    with pytest.raises(ScenarioError) as refused:
+        load(tmp_path / "s.yaml")
+    assert refusal.replace("{zeros}", "0" * 59) in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
 def test_there_are_twenty_broken_scenarios() -> None:
     assert len(BROKEN) >= 20
 
