@@ -27,6 +27,8 @@ from scenarios.records import Measurement
 
 LEVEL = 0.95
 RESAMPLES = 2000
+FEWEST = 6
+"""Blocks below which nothing is said at 95 %: the range of five values covers their median in 94 % of all samples."""
 JOINT: Any = "joint"  # the intercept is the median of y - b·x. Any: scipy's type stubs do not know the value
 
 Floats = NDArray[np.float64]
@@ -203,8 +205,8 @@ def _bootstrap(measurements: Iterable[Measurement], statistic: Callable[[NDArray
                seed: int, level: float = LEVEL) -> tuple[float, float] | None:
     """Return the percentile interval of `statistic` (of rows of the table) over resampled blocks.
 
-    Blocks are resampled within their campaign, so that every resample holds every size. None when a campaign has one
-    block only: nothing to resample.
+    Blocks are resampled within their campaign, so that every resample holds every size. None when a campaign has fewer
+    than :data:`FEWEST` blocks.
     """
     campaigns: dict[int, list[int]] = defaultdict(list)
     for (campaign, _), row in _blocks(measurements).items():
@@ -217,7 +219,7 @@ def _resampled(groups: list[list[int]], statistic: Callable[[NDArray[np.int64]],
     """Return the percentile interval of `statistic` over rows resampled within each of `groups`."""
     from scipy import stats
 
-    if min(map(len, groups)) < 2:
+    if min(map(len, groups)) < FEWEST:
         return None
     result = stats.bootstrap(
         groups, lambda *rows, axis: statistic(np.concatenate(rows, axis=axis)), vectorized=True,

@@ -16,13 +16,13 @@ def answers(*, seconds, cpu, publish=()):
 
 def test_a_time_is_the_mean_over_ranks_and_the_median_over_operations():
     samples = {(4_000_000, arm): bench._Samples() for arm in ("gloo", "shard")}
-    for _ in range(3):
+    for _ in range(6):
         samples[4_000_000, "gloo"].add(answers(seconds=[[0.020, 0.030, 0.090], [0.040, 0.050, 0.110]], cpu=0.06))
         samples[4_000_000, "shard"].add(answers(seconds=[[0.010, 0.018, 0.5], [0.010, 0.022, 0.5]], cpu=0.03,
                                                 publish=[0.001, 0.002, 0.009]))
     gloo, shard = (bench._result(2, arm, 4_000_000, samples, False) for arm in ("gloo", "shard"))
     assert (gloo.seconds, shard.seconds) == (pytest.approx(0.040), pytest.approx(0.020))
-    assert gloo.operations == shard.operations == 9
+    assert gloo.operations == shard.operations == 18
     assert (gloo.ratio, shard.ratio) == (None, pytest.approx(0.5))
     assert shard.ratio_interval == pytest.approx((0.5, 0.5))  # all blocks are alike
     assert (gloo.cpu_seconds, shard.cpu_seconds) == (pytest.approx(0.04), pytest.approx(0.02))  # two ranks, three times

@@ -57,7 +57,7 @@ def test_the_slope_is_the_median_of_the_pairs():
     # Slopes by hand: (3-1)/1, (9-1)/2, (9-3)/1 = 2, 4, 6.
     assert fit.predicted({1: 1.0, 2: 3.0, 3: 9.0}, (1, 2, 3)) == 4
     times = [measurement(n, 0, t) for n, t in ((1, 1.0), (2, 3.0), (3, 9.0))]
-    assert fit.line(times, (1, 2, 3)).slope == fit.Estimate(4.0, None, 3)  # one block: nothing to resample
+    assert fit.line(times, (1, 2, 3)).slope == fit.Estimate(4.0, None, 3)  # one block
 
 
 def test_a_is_the_median_at_life_size():
@@ -78,6 +78,12 @@ def test_the_interval_of_a_median_is_a_pair_of_order_statistics(n, low, high):
 
 def test_five_values_have_no_95_percent_interval():
     assert fit.median([1.0, 2.0, 3.0, 4.0, 5.0]) == fit.Estimate(3.0, None, 5)  # min to max covers 93.75 %
+
+
+def test_five_blocks_have_none_either():
+    assert fit.line(noisy(1, repetitions=5), SIZES).slope.interval is None
+    low, high = fit.line(noisy(1, repetitions=6), SIZES).slope.interval
+    assert low < high
 
 
 def test_the_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
