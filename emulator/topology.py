@@ -26,8 +26,8 @@ general ones first, the exceptions below. A site stands for all its hosts, so ``
 inside it. Every ordered pair of hosts must be matched by a rule and have a ``delay`` in the end. The fields of a path:
 
 ========  ========================================================================================================
-rate      capacity, counting Ethernet frames with their headers; ``unlimited`` if nothing says otherwise; else 1 kB/s to
-          100 GB/s, as every rate here
+rate      capacity, counting Ethernet frames with their headers; ``unlimited`` if nothing says otherwise; else 100 B/s
+          to 100 GB/s, as every rate here
 delay     one way, at most 60 s; always needed
 jitter    spread of the delay around its value, at most the delay itself; 0 s
 loss      share of the packets lost; 0 %

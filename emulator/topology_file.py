@@ -26,8 +26,8 @@ from emulator.units import (
 # The largest window TCP can announce: 65535 bytes scaled by 2**14 (RFC 7323, section 2.2).
 LARGEST_WINDOW = 65535 << 14
 
-RATES = 1e3, 1e11
-"""Bytes per second that links can hold. From a frame in 1.5 s on: ``tc`` writes the time of a burst in 32 bits of 64
+RATES = 1e2, 1e11
+"""Bytes per second that links can hold. From a frame in 15 s on: ``tc`` writes the time of a burst in 32 bits of 64
 ns, which a frame at a few bytes a second does not fit into. And at 100 GB/s, ten times sped up, the burst of a shared
 limit (emulator/ethernet.py), 4 ms, is 4.0 GB: ``tc`` takes less than 4 GiB."""
 DELAYS = 0.0, 60.0

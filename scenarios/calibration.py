@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -130,11 +131,21 @@ class Calibration:
         return _of(self.compute, world)
 
     def save(self, file: File) -> None:
-        """Write it as JSON; one that is there is replaced at once or, if that fails, kept."""
+        """Write it as JSON; a file that is there is replaced at once or, if that fails, kept."""
+        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+        if file.exists() and not file.is_file():      # a device or a pipe
+            file.write_text(text, encoding="utf-8")
+            return
+        file = file.resolve()
         new = file.with_name(f".{file.name}.new")
         try:
-            new.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+            new.write_text(text, encoding="utf-8")
+            if file.exists():
+                shutil.copymode(file, new)
+                os.chown(new, file.stat().st_uid, file.stat().st_gid)
             new.replace(file)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file)) from None
         finally:
             new.unlink(missing_ok=True)
 

@@ -54,13 +54,13 @@ them is touched."""
 _INTERRUPTED = ("the network is gone, what was measured is kept in the run directory: `frogtorch report` shows it, "
                 "`frogtorch measure --resume` goes on")
 
-_FULL = ("free some space, and give the command again; a run that was being measured goes on with `frogtorch measure "
-         "--resume RUN`")
+_FULL = ("free some space; a run that was being measured goes on with `frogtorch measure --resume RUN`, all else is "
+         "done by giving the command again")
 _MENDS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EROFS: "nothing can be written there: name a directory elsewhere, or a copy of this one",
-    errno.EACCES: "give the command as whom the file belongs to, or as root, or name another file",
+    errno.EACCES: "give the command as whom the file belongs to, or name another file",
     errno.ENOTDIR: "a part of this path is a file, and no directory: name another path",
 }
 """What to do about what the system refuses."""

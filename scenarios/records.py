@@ -177,7 +177,7 @@ class Fidelity(Record):
     rtt_seconds: float
     expected_rtt_seconds: float
     goodput: float
-    """Payload bytes per second of one TCP flow of at least 8 MB."""
+    """Payload bytes per second of one TCP flow: 8 MB, or four seconds."""
     expected_goodput: float | None
     """None on a path without a limit, whose goodput is not judged."""
     valid: bool

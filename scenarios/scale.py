@@ -151,13 +151,16 @@ def workers(jobs: int, cluster: str | None) -> Iterator[Executor]:
     distributed, which has an executor of its own for its clusters.
     """
     if cluster is None:
+        others = {*multiprocessing.active_children()}
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _die_silently,
                                  max_tasks_per_child=1 if jobs == 1 else None) as pool:
             try:
                 yield pool
             except BaseException:      # what is being worked on would be waited for
-                for worker in multiprocessing.active_children():
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in {*multiprocessing.active_children()} - others:
                     worker.terminate()
+                    worker.join()
                 raise
         return
     try:

@@ -20,7 +20,7 @@ def parse_tensor(value: object) -> int:
     """Bytes of an fp32 tensor, as text or a number gives them. Raises ValueError."""
     size = parse_size(value)
     if size > LARGEST:
-        raise ValueError(f"{value!r} is too large for a tensor here; write at most {format_size(LARGEST)}")
+        raise ValueError(f"{shown(value)} is too large for a tensor here; write at most {format_size(LARGEST)}")
     if size % ELEMENT:
         raise ValueError(f"{shown(value)} is no whole number of fp32 elements; write a multiple of {ELEMENT} B, such "
                          f"as {format_size(max(ELEMENT, size - size % ELEMENT))}")

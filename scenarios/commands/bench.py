@@ -66,5 +66,5 @@ def _world(text: str) -> int:
 
 def _repetitions(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of blocks: write 2 or more; an interval needs them")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of blocks: write 2 or more; an interval needs 6")
     return int(text)

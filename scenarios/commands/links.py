@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from scenarios.commands import Commands
 
 _EPILOG = """\
-Every directed path's goodput (one TCP flow, 8 MB or four seconds) and idle round trip is compared with what the topology
-says: within 1 %, and within 0.3 ms or 3 %. Times and rates are those on the wire, at the speed-up. The exit status is
-1 if a path is off.
+Every directed path's goodput (one TCP flow, 8 MB or four seconds) and idle round trip is compared with what the
+topology says: within 1 %, and within 0.3 ms or 3 %. Times and rates are those on the wire, at the speed-up. The exit
+status is 1 if a path is off.
 
 examples:
   sudo frogtorch links topologies/seattle-newyork.yaml --speedup 5

@@ -57,7 +57,7 @@ def add(commands: Commands) -> None:
 def _scale(options: argparse.Namespace) -> int:
     from scenarios import scale
 
-    options.interrupted = f"what was done is in {options.json}" if options.json else "nothing was written"
+    options.interrupted = "nothing was written"
     cases = [scale.Case(arm, world, options.size, seed, limits) for world in options.world
              for seed in range(1, options.seeds + 1) for limits in options.limits for arm in options.arm]
     results = []
@@ -66,13 +66,14 @@ def _scale(options: argparse.Namespace) -> int:
             results.append(result)
             if options.json:
                 records.append(options.json, [result])
+                options.interrupted = f"what was done is in {options.json}"
     console(130).print(scale.table(results))
     return 0
 
 
 def _number(least: int, of: str, most: int = 1_000_000) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text[:10]) <= most:
+        if not text.isdecimal() or len(text) > 7 or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text[:20]!r} is no number of {of}: write {least} to {most}")
         return int(text)
 

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from scenarios import accounts, anatomy, bars, tables
+from scenarios.fit import Estimate
 from scenarios.page.drawings import drawings, svg
 from scenarios.page.html import html
 from scenarios.results import Results
@@ -101,13 +102,17 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
     return found
 
 
+def _within(estimate: Estimate) -> str:
+    return "" if estimate.interval is None else f" ({tables.interval(estimate)})"
+
+
 def headline(results: Results) -> Text:
     """The result in a sentence or two, of a scenario that states no rule for a verdict."""
     sentences = []
     for pair in accounts.ratios_of_steps(results):
         view = "" if pair.view is None else f", bucket view {tables.on_off(pair.view)}"
-        sentences.append(f"A step takes gloo {pair.ratio.value:.2f} times as long as shard "
-                         f"({tables.interval(pair.ratio)}), W = {pair.world_size}{view}, campaign {pair.campaign}.")
+        sentences.append(f"A step takes gloo {pair.ratio.value:.2f} times as long as shard"
+                         f"{_within(pair.ratio)}, W = {pair.world_size}{view}, campaign {pair.campaign}.")
     for band in accounts.across(results):
         view = "" if band.view is None else f", bucket view {tables.on_off(band.view)}"
         least, greatest = min(band.measured.values()), max(band.measured.values())
@@ -115,8 +120,7 @@ def headline(results: Results) -> Text:
                          f"{tables.time(least)} to {tables.time(greatest)} s, {greatest / least:.2f} times that, "
                          f"W = {band.world_size}{view}.")
     for r in results.ratios:
-        sentences.append(f"b_gloo ÷ b_shard is {r.measured.value:.3f} ({tables.interval(r.measured)}) at "
-                         f"W = {r.world_size}.")
+        sentences.append(f"b_gloo ÷ b_shard is {r.measured.value:.3f}{_within(r.measured)} at W = {r.world_size}.")
     if not sentences:
         sentences.append("The scenario states no rule for a verdict, and has no pair of gloo and shard.")
     return Text("\n".join(sentences))

@@ -38,7 +38,7 @@ def test_a_queue_and_what_netem_holds_are_numbers_of_32_bits_as_tc_takes_no_othe
     assert netem.limit(path(rate=1e11, delay=60, jitter=60)) == 4_294_967_295
 
 
-@pytest.mark.parametrize(("access", "rate"), [(None, 1e3), (1e3, None), (None, 1e11), (1e11, None)])
+@pytest.mark.parametrize(("access", "rate"), [(None, 1e2), (1e2, None), (None, 1e11), (1e11, None)])
 def test_the_slowest_and_the_fastest_rate_are_such_that_tc_takes_them(access, rate):
     for k in (1, 10):
         limits = [None if limit is None else limit * k for limit in (access, rate)]

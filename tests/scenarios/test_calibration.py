@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,11 +121,37 @@ def test_values_that_cannot_have_been_measured_are_refused(tmp_path, where, valu
 def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     topology = made(tmp_path)
     calibration(topology).save(tmp_path / "c.json")
-    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.raises(OSError, match="No space left"):
+
+    def full(file, text, **_):
+        with file.open("w") as opened:
+            opened.write(text[:len(text) // 2])
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left: '.*/c\.json'"):
         calibration(topology, 0.5).save(tmp_path / "c.json")
     assert load(tmp_path / "c.json", topology) == calibration(topology)
     assert [file.name for file in tmp_path.glob(".*")] == []
+
+
+def test_a_link_to_a_file_and_its_mode_stay(tmp_path):
+    topology = made(tmp_path)
+    (tmp_path / "kept.json").write_text("")
+    (tmp_path / "kept.json").chmod(0o640)
+    (tmp_path / "c.json").symlink_to(tmp_path / "kept.json")
+    calibration(topology).save(tmp_path / "c.json")
+    assert (tmp_path / "c.json").is_symlink()
+    assert (tmp_path / "kept.json").stat().st_mode & 0o777 == 0o640
+    assert load(tmp_path / "c.json", topology) == calibration(topology)
+
+
+def test_what_is_no_regular_file_is_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    calibration(made(tmp_path)).save(tmp_path / "pipe")
+    assert json.loads(os.read(reader, 65536))["schema"] == 1
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_one_of_another_topology_is_refused(tmp_path):

@@ -88,8 +88,8 @@ def test_a_run_directory_in_a_file_is_refused_with_its_path(said, tmp_path, pred
         "name another path ")
 
 
-FULL = ("free some space, and give the command again; a run that was being measured goes on with `frogtorch measure "
-        "--resume RUN` ")
+FULL = ("free some space; a run that was being measured goes on with `frogtorch measure --resume RUN`, all else is "
+        "done by giving the command again ")
 
 
 @pytest.mark.parametrize(("error", "message"), [
@@ -99,7 +99,7 @@ FULL = ("free some space, and give the command again; a run that was being measu
     (OSError(errno.EROFS, "Read-only file system", "a/b"), "a/b: Read-only file system; nothing can be written there: "
                                                            "name a directory elsewhere, or a copy of this one "),
     (OSError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied; give the command as whom the file "
-                                                        "belongs to, or as root, or name another file "),
+                                                        "belongs to, or name another file "),
     (OSError(errno.ENOENT, "No such file or directory", "a/b"), "a/b: No such file or directory "),
     (OSError(errno.EACCES, "cannot write /proc/self/uid_map: Permission denied"),
      "[Errno 13] cannot write /proc/self/uid_map: Permission denied "),
