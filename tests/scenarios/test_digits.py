@@ -39,6 +39,8 @@ def test_every_arm_learns(tmp_path):
         ended = {arm: ranks.tell("train", arm=arm, steps=150, bucket_view=True, workload="digits", **parameters)
                  for arm, parameters in arms.items()}
     accuracy = {arm: [rank["held_out_accuracy"] for rank in results] for arm, results in ended.items()}
-    assert len(set(accuracy["gloo"] + accuracy["shard"])) == 1
+    # Gloo and shard add three terms in other orders: models that differ by rounding tell a few of 360 images apart.
+    assert len(set(accuracy["gloo"])) == len(set(accuracy["shard"])) == 1
+    assert accuracy["shard"][0] == pytest.approx(accuracy["gloo"][0], abs=5 / 360)
     assert accuracy["gloo"][0] > 0.9
     assert min(accuracy["fresh_only"] + accuracy["every_k"]) > 0.8
