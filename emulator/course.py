@@ -24,8 +24,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from emulator.timeline import name
-from emulator.topology_file import BOUNDS, Share, check_held
-from emulator.units import format_rate, format_time
+from emulator.topology_file import BOUNDS, Share, check_held, format_held
 
 if TYPE_CHECKING:
     from emulator.topology import Group, Host, Path
@@ -108,9 +107,9 @@ class Course(Generic[S]):
         for field, value in setting.fields.items():
             if isinstance(value, Share):
                 values[field] = value.of_own * getattr(self.subject, field)
-                show = format_time if field in ("delay", "jitter") else format_rate
-                check_held(field, values[field], f"{setting.place}: {show(values[field])}, which the {field} of "
-                                                 f"{name(self.subject)} is from second {setting.second:g} on,")
+                check_held(field, values[field], f"{setting.place}: {format_held(field, values[field])}, which the "
+                                                 f"{field} of {name(self.subject)} is from second "
+                                                 f"{setting.second:g} on,")
             else:
                 values[field] = value
         if self._of(values, "jitter") > self._of(values, "delay"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -80,11 +79,16 @@ def held_delay(value: object) -> float:
 
 def check_held(field: str, value: float, said: str) -> None:
     """Raise ValueError, about what was `said`, for a value of a field that links cannot hold."""
-    least, most = BOUNDS.get(field, (-math.inf, math.inf))
+    least, most = BOUNDS[field]
     if not least <= value <= most:
-        kind, show = ("rate", format_rate) if BOUNDS[field] is RATES else ("time", format_time)
+        kind = "rate" if BOUNDS[field] is RATES else "time"
         raise ValueError(f"{said} is {'less' if value < least else 'more'} than links can hold; write a {kind} from "
-                         f"{show(least)} to {show(most)}")
+                         f"{format_held(field, least)} to {format_held(field, most)}")
+
+
+def format_held(field: str, value: float) -> str:
+    """Show a value of a field that has bounds, with its unit."""
+    return format_rate(value) if BOUNDS[field] is RATES else format_time(value)
 
 
 def _congestion(text: str) -> str:

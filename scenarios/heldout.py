@@ -31,8 +31,8 @@ theirs."""
 def write(directory: Path, seed: str, worlds: int) -> list[Path]:
     """Write `worlds` scenarios, each with its topology, into a new directory; the scenarios' files.
 
-    The same seed gives the same files. Raises ValueError if the directory exists,
-    or for a seed that is more than a line; what failed leaves no directory.
+    The same seed gives the same files. Raises ValueError if the directory exists, or for a seed that is more than a
+    line; what failed leaves no directory.
     """
     if not seed.isprintable():
         raise ValueError(f"seed {seed!r}: it stands in what is written; use letters, digits and signs")
