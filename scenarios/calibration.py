@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from emulator.links.fidelity import PathFidelity
 from emulator.links.shaping import ceiling
 from emulator.sim import Costs
 from emulator.topology import Host, Path, Topology
+from scenarios.records import RecordError, first, read, rewrite
 
 SCHEMA = 1
 
@@ -132,22 +132,7 @@ class Calibration:
 
     def save(self, file: File) -> None:
         """Write it as JSON; a file that is there is replaced at once or, if that fails, kept."""
-        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
-        if file.exists() and not file.is_file():      # a device or a pipe
-            file.write_text(text, encoding="utf-8")
-            return
-        file = file.resolve()
-        new = file.with_name(f".{file.name}.new")
-        try:
-            new.write_text(text, encoding="utf-8")
-            if file.exists():
-                shutil.copymode(file, new)
-                os.chown(new, file.stat().st_uid, file.stat().st_gid)
-            new.replace(file)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(file)) from None
-        finally:
-            new.unlink(missing_ok=True)
+        rewrite(file, (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n").encode())
 
 
 _CALIBRATION = TypeAdapter(Calibration)
@@ -172,20 +157,15 @@ def _binding(topology: Topology, path: Path) -> tuple[str, ...]:
 def load(file: File, topology: Topology) -> Calibration:
     """Read a calibration of that topology. Raises CalibrationError."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content.pop("schema") != SCHEMA:
+        content = read(file, dict[str, Any])
+        if content.pop("schema", SCHEMA) != SCHEMA:
             raise CalibrationError(f"{file}: written by another version of this program; calibrate again")
         found = _CALIBRATION.validate_python(content)
-    except OSError as error:
-        raise CalibrationError(f"{file}: {error.strerror}; `frogtorch calibrate SCENARIO` writes one") from None
-    except CalibrationError:
-        raise
+    except RecordError as error:
+        raise CalibrationError(f"{error}; `frogtorch calibrate SCENARIO` writes one") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        raise CalibrationError(f"{file}: this is no calibration: {' '.join(map(str, first['loc']))}: "
-                               f"{first['msg'].lower()}; `frogtorch calibrate SCENARIO` writes one") from None
-    except (KeyError, ValueError, TypeError, AttributeError):  # JSON's own is a ValueError
-        raise CalibrationError(f"{file}: this is no calibration; `frogtorch calibrate SCENARIO` writes one") from None
+        raise CalibrationError(f"{file}: this is no calibration: {first(error)}; `frogtorch calibrate SCENARIO` writes "
+                               "one") from None
     if found.topology_sha256 != topology.sha256:
         raise CalibrationError(f"{file}: it is of another topology than {topology.file}; calibrate again")
     return found

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 from pathlib import Path
 
 from emulator import sim
 from emulator.topology import Topology, load
 from scenarios import hidden
+from scenarios.records import new_directory
 
 ARMS = ("gloo", "shard", "whole", "direct")
 REPETITIONS = 6
@@ -36,15 +36,8 @@ def write(directory: Path, seed: str, worlds: int) -> list[Path]:
     """
     if not seed.isprintable():
         raise ValueError(f"seed {seed!r}: it stands in what is written; use letters, digits and signs")
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(f"{directory} exists: held-out networks are drawn once; give another --output") from None
-    try:
+    with new_directory(directory, "held-out networks are drawn once"):
         return _write(directory, seed, worlds)
-    except BaseException:
-        shutil.rmtree(directory)
-        raise
 
 
 def _write(directory: Path, seed: str, worlds: int) -> list[Path]:

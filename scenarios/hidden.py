@@ -48,14 +48,12 @@ class Score:
         return self.said[self.truth]
 
 
-def scores(scenario: Scenario, worlds: int, draws: int, seed: str, executor: Executor,
+def scores(rule: Rule, sizes: Sequence[int], worlds: int, draws: int, seed: str, executor: Executor,
            advance: Callable[[], None] = lambda: None) -> list[Score]:
-    """Try the scenario's rule on `worlds` hidden worlds, `draws` times each, by class and truth.
+    """Try a rule, of tensors of `sizes` bytes, on `worlds` hidden worlds, `draws` times each, by class and truth.
 
-    The same seed gives the same worlds and draws. `advance` is called after each world. Raises
-    ValueError for a scenario without a verdict.
+    The same seed gives the same worlds and draws. `advance` is called after each world.
     """
-    rule, sizes = asked(scenario)
     tried = executor.map(_try, *zip(*((rule, sizes, CLASSES[index % len(CLASSES)], f"{seed} {index}", draws)
                                       for index in range(worlds)), strict=True))
     found: dict[tuple[str, str], Counter[str]] = {}

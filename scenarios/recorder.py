@@ -11,7 +11,7 @@ from typing import Any, Literal
 from emulator.links.fidelity import PathFidelity
 from scenarios.campaigns import Campaign
 from scenarios.predict import NOTHING, computed
-from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, append, environment, sha256
+from scenarios.records import Applied, Failure, Fidelity, Measurement, Outcome, append, environment, rewrite, sha256
 from scenarios.scenario import Training
 
 _REDUCTIONS = ("all_reduce", "faithful")
@@ -125,9 +125,6 @@ class Recorder:
 
     def stamp(self, what: str, more: list[Any]) -> None:
         """Add to a list of environment.json."""
-        file = self._directory / "environment.json"
         known = environment(self._directory)
         known.setdefault(what, []).extend(more)
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps(known, indent=2) + "\n")
-        new.replace(file)
+        rewrite(self._directory / "environment.json", (json.dumps(known, indent=2) + "\n").encode())

@@ -32,7 +32,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -304,7 +307,7 @@ def load(file: Path, kind: type[R]) -> list[R]:
                 records.append(kind.model_validate_json(line))
             except ValidationError as error:
                 raise RecordError(f"{file}:{number}: no {kind.__name__} of schema {SCHEMA}: "
-                                  f"{_first(error, 'the line')}") from None
+                                  f"{first(error, 'the line')}") from None
     return records
 
 
@@ -318,9 +321,48 @@ def read(file: Path, kind: type[T]) -> T:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise RecordError(f"{file}:{line}: byte 0x{error.object[error.start]:02x} is no UTF-8") from None
     except ValidationError as error:
-        raise RecordError(f"{file}: {_first(error, 'the whole')}") from None
+        raise RecordError(f"{file}: {first(error)}") from None
     except (OSError, RecursionError) as error:
         raise RecordError(f"{file} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def rewrite(file: Path, content: bytes) -> None:
+    """Write a whole file: whoever reads meanwhile, or after a failure, sees it as it was or as it is.
+
+    It keeps its mode and owner. Raises OSError, which names it.
+    """
+    if file.exists() and not file.is_file():      # a device or a pipe
+        file.write_bytes(content)
+        return
+    file = file.resolve()
+    new = file.with_name(f".{file.name}.new")
+    try:
+        new.write_bytes(content)
+        if file.exists():
+            shutil.copymode(file, new)
+            os.chown(new, file.stat().st_uid, file.stat().st_gid)
+        new.replace(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_directory(directory: Path, why: str) -> Iterator[Path]:
+    """Make a directory for what is written meanwhile; if that fails, it is gone again.
+
+    Raises ValueError if it exists, saying `why` it must not.
+    """
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(f"{directory} exists: {why}; give another --output") from None
+    try:
+        yield directory
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
 
 
 def environment(directory: Path) -> dict[str, Any]:
@@ -328,10 +370,10 @@ def environment(directory: Path) -> dict[str, Any]:
     return read(directory / "environment.json", Environment).model_dump(by_alias=True, exclude_unset=True)
 
 
-def _first(error: ValidationError, whole: str) -> str:
-    """Where the first thing is that is wrong, and what."""
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or whole}: {first['msg']}"
+def first(error: ValidationError, whole: str = "the whole") -> str:
+    """Where the first thing is that is wrong, and what; `whole` is what has no parts that could be."""
+    found = error.errors()[0]
+    return f"{'.'.join(str(part) for part in found['loc']) or whole}: {found['msg']}"
 
 
 def sha256(file: Path) -> str:

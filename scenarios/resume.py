@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scenarios.records import Fidelity, Measurement, Outcome, RecordError, load
+from scenarios.records import Fidelity, Measurement, Outcome, RecordError, load, rewrite
 
 MEASURED = ("measurements.jsonl", "outcomes.jsonl", "applied.jsonl", "failures.jsonl", "fidelity.jsonl")
 """The files that measuring adds lines to, beside those of telemetry/; each line says its campaign."""
@@ -86,7 +86,7 @@ def mend(directory: Path) -> None:
     kept = {file: _those(file, lambda line: _key(line) in done) if file.name not in _OF_CAMPAIGNS
             else _those(file, lambda line: True) for file in _files(directory)}
     for file, lines in kept.items():
-        _rewrite(file, lines)
+        rewrite(file, b"".join(lines))
 
 
 def probed(directory: Path, campaign: int) -> bool:
@@ -117,7 +117,7 @@ def void(directory: Path, campaign: int) -> Path:
             copy = kept / file.relative_to(directory)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(b"".join(gone))
-            _rewrite(file, _those(file, lambda line: line.get("campaign") != campaign))
+            rewrite(file, b"".join(_those(file, lambda line: line.get("campaign") != campaign)))
     return kept
 
 
@@ -144,13 +144,6 @@ def _those(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> list[bytes]:
             raise RecordError(f"{file}:{number}: this is no record of a run ({error!r}): take the line out, and what "
                               "it was about is measured again") from None
     return found
-
-
-def _rewrite(file: Path, lines: Iterable[bytes]) -> None:
-    """Keep these lines only; whoever reads meanwhile sees the file as it was or as it is."""
-    new = file.with_suffix(".new")
-    new.write_bytes(b"".join(lines))
-    os.replace(new, file)
 
 
 def _load(file: Path, kind: Any) -> Iterable[Any]:

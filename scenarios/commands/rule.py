@@ -37,11 +37,11 @@ def _rule(options: argparse.Namespace) -> int:
     if options.worlds < 1 or options.draws < 1:
         raise ValueError("--worlds and --draws are 1 or more")
     scenario = load(options.scenario)
-    hidden.asked(scenario)
+    rule, sizes = hidden.asked(scenario)
     seed = options.seed or hidden.commit()
     with Stages() as stages, scale.workers(cores(), None) as executor:
         stages.stage(f"trying the rule on {options.worlds} networks", options.worlds)
-        scores = hidden.scores(scenario, options.worlds, options.draws, seed, executor, stages.advance)
+        scores = hidden.scores(rule, sizes, options.worlds, options.draws, seed, executor, stages.advance)
     table = Table("class of network", "b_gloo / b_shard follows", "draws", "right", "undecided", "wrong")
     for score in scores:
         draws = sum(score.said.values())

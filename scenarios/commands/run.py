@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -213,26 +212,22 @@ def _new_run(scenario: Scenario, script: Script | None, options: argparse.Namesp
         raise ValueError(f"{scenario.topology.file}: a trace is called points.csv, as is what a report writes beside "
                          "its copy; name it otherwise")
     directory = options.output or Path("runs") / f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(f"{directory} exists: a run directory is written once; give another --output") from None
-    options.directory = directory
-    try:
-        (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
-        (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
-        for trace in scenario.topology.traces:
-            (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / trace.name).write_text(trace.text, encoding="utf-8")
-        timelines.record(directory, scenario.timelines)
-        if script is not None:
-            script.write(directory)
-        (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
-        yield directory
-    except BaseException:
-        options.interrupted = "nothing was measured yet, and no run directory is kept"
-        shutil.rmtree(directory)
-        raise
+    with records.new_directory(directory, "a run directory is written once"):
+        options.directory = directory
+        try:
+            (directory / "scenario.yaml").write_text(scenario.text, encoding="utf-8")
+            (directory / "topology.yaml").write_text(scenario.topology.text, encoding="utf-8")
+            for trace in scenario.topology.traces:
+                (directory / trace.name).parent.mkdir(parents=True, exist_ok=True)
+                (directory / trace.name).write_text(trace.text, encoding="utf-8")
+            timelines.record(directory, scenario.timelines)
+            if script is not None:
+                script.write(directory)
+            (directory / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+            yield directory
+        except BaseException:
+            options.interrupted = "nothing was measured yet, and no run directory is kept"
+            raise
 
 
 def _known(options: argparse.Namespace, scenario: Scenario) -> Calibration | None:

@@ -39,7 +39,7 @@ def test_every_draw_is_counted_and_a_wrong_verdict_is_rare(tmp_path):
     (tmp_path / "s.yaml").write_text(text + "verdict: {worlds: [3]}\n")
     tried = []
     with ThreadPoolExecutor(1) as executor:
-        scores = hidden.scores(load(tmp_path / "s.yaml"), 6, 5, "e", executor, lambda: tried.append(1))
+        scores = hidden.scores(*hidden.asked(load(tmp_path / "s.yaml")), 6, 5, "e", executor, lambda: tried.append(1))
     assert len(tried) == 6
     assert sum(sum(score.said.values()) for score in scores) == 30
     assert {score.kind for score in scores} == {"path", "access", "mixed"}
@@ -48,5 +48,5 @@ def test_every_draw_is_counted_and_a_wrong_verdict_is_rare(tmp_path):
 
 
 def test_a_scenario_without_a_verdict_is_refused():
-    with ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="asks for no verdict"):
-        hidden.scores(load(ROOT / "scenarios/quick.yaml"), 1, 1, "", executor)
+    with pytest.raises(ValueError, match="asks for no verdict"):
+        hidden.asked(load(ROOT / "scenarios/quick.yaml"))
