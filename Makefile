@@ -18,7 +18,8 @@ run: $(BIN)/frogtorch system
 	$(AS_ROOT) $(BIN)/frogtorch compare $(SCENARIO)
 
 test: $(BIN)/frogtorch system
-	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 FROGTORCH_NEED="$$FROGTORCH_NEED" $(BIN)/python -m pytest -p no:cacheprovider --durations=30 --durations-min=5
+	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 FROGTORCH_NEED="$$FROGTORCH_NEED" $(BIN)/python -m pytest -p no:cacheprovider \
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=30 --durations-min=5
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not root and not soak"

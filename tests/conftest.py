@@ -17,6 +17,10 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("root"):
                 item.add_marker(skip)
+    # Of two files at a time (make test): those that wait for links come first, and so beside each other, not beside
+    # those that keep both cores busy.
+    waiting = {item.path for item in items if item.get_closest_marker("root") or "need" in item.fixturenames}
+    items.sort(key=lambda item: item.path not in waiting)
 
 
 @pytest.fixture(scope="session")

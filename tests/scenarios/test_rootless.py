@@ -101,7 +101,6 @@ def home(need):
 @pytest.mark.slow
 @pytest.mark.timeout(700)      # a campaign whose links were off is measured twice
 def test_compare_measures_and_leaves_nothing(home, status_of):
-    namespaces = set(os.listdir("/run/netns")) if os.path.exists("/run/netns") else set()
     done = subprocess.run(frogtorch("compare", home / "scenario.yaml", "--output", home / "run"), capture_output=True,
                           text=True, timeout=600)
     assert done.returncode == status_of(home / "run"), done.stdout + done.stderr
@@ -115,7 +114,8 @@ def test_compare_measures_and_leaves_nothing(home, status_of):
     assert len(load(home / "run/fidelity.jsonl", Fidelity)) == 4
     assert (home / "run/points.csv").stat().st_uid == USER
     eventually(lambda: not processes())
-    assert (set(os.listdir("/run/netns")) if os.path.exists("/run/netns") else set()) <= namespaces
+    name = next(line for line in done.stderr.splitlines() if line.startswith("run ")).split()[1].rstrip(":")
+    assert [*Path("/run/netns").glob(f"ft-{name}-*")] == []
 
 
 @pytest.mark.slow
