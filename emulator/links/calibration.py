@@ -14,13 +14,14 @@ from emulator.links.ping import round_trips
 from emulator.topology import Topology
 
 _ECHOES = 135
-"""Round trips a pass, of all ordered pairs together; nine of each at the least."""
+"""Round trips of a common correction, of all ordered pairs together; of each no fewer than nine."""
 _SETTLED = 75e-6
 """Seconds: a common correction below it is noise, and the last."""
 _PASSES = 3
 """Of common corrections, and then of own ones, at most; on a machine with much else to do no correction is small."""
 _OWN_ECHOES = 21
-"""Round trips of each ordered pair for its own correction: as many as the fidelity probe takes."""
+"""Round trips of each ordered pair for its own correction, as many as the fidelity probe takes; more are not taken for
+the common one, which it corrects."""
 
 _OWN_SETTLED = 120e-6
 """Seconds: what is within it on every pair was no disturbance."""
@@ -74,7 +75,7 @@ def calibrate(network: Calibrated) -> dict[Pair, float]:
         return {pair: (measured[pair] - expected[pair]) / 2 for pair in expected}
 
     for _ in range(_PASSES if expected else 0):
-        common = median(too_much(max(9, _ECHOES // len(expected))).values())
+        common = median(too_much(min(_OWN_ECHOES, max(9, _ECHOES // len(expected)))).values())
         bias = {way: seconds + common for way, seconds in bias.items()}
         if abs(common) <= _SETTLED:
             break

@@ -105,7 +105,8 @@ def test_up_trains_both_arms_and_down_leaves_nothing(need, tmp_path, status_of):
     subprocess.run(["make", "image"], cwd=ROOT, check=True, capture_output=True)
     command = [*composes()[0], "--project-name", PROJECT, "--project-directory", str(tmp_path), "--file",
                str(ROOT / "compose.yaml")]
-    environment = {**os.environ, "STEPS": "3", "SUBNET": "10.79.3"}
+    # DDP's first step has other buckets than its second, which is like all that follow.
+    environment = {**os.environ, "STEPS": "2", "SUBNET": "10.79.3"}
     try:
         done = subprocess.run([*command, "up", "--no-build", "--exit-code-from", "director"], env=environment,
                               capture_output=True, text=True, timeout=600)
