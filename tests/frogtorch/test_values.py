@@ -1,13 +1,9 @@
 """What collectives leave in tensors of every layout and dtype; values are worked out from rank and world size."""
 
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-
-from frogtorch import engine
-from frogtorch.memory.faults import Mismatch, PeerGaveUp, RoundTimeout
 
 NEIGHBOUR = 77
 
@@ -311,102 +307,6 @@ def test_premul_sum_multiplies_each_ranks_part(ranks):
     assert ranks(2, run) == [[]] * 2
 
 
-REFUSED = [
-    (torch.int32, "AVG", "avg"), (torch.uint8, "AVG", "avg"), (torch.bool, "AVG", "avg"),
-    (torch.float32, "BXOR", "bxor"), (torch.float64, "BAND", "band"), (torch.float16, "BOR", "bor"),
-    (torch.float8_e4m3fn, "SUM", "sum"), (torch.float8_e5m2, "MAX", "max"),
-]
-
-
-def test_what_cannot_be_reduced_is_refused_by_every_reduction(ranks):
-    def run(rank, size):
-        group = dist.group.WORLD
-        found = []
-        cases = [(dtype, getattr(dist.ReduceOp, op), word) for dtype, op, word in REFUSED]
-        cases += [(torch.complex64, dist.ReduceOp.MIN, "min"), (torch.complex128, dist.ReduceOp.MAX, "max")]
-        for dtype, op, word in cases:
-            def make(count=2, dtype=dtype):
-                return torch.ones(count).to(dtype)
-
-            for name, call in {
-                "all_reduce": lambda x, out: group.allreduce([x], op=op),  # noqa: B023 - called here
-                "reduce": lambda x, out: group.reduce(x, 0, op),  # noqa: B023
-                "reduce_scatter": lambda x, out: dist.reduce_scatter(out, [x] * size, op),  # noqa: B023
-                "reduce_scatter of one": lambda x, out: dist.reduce_scatter_tensor(out, x.repeat(size), op),  # noqa: B023
-            }.items():
-                x, out = make(), make()
-                with pytest.raises(TypeError) as caught:
-                    call(x, out)
-                text = str(caught.value)
-                parts = (str(dtype).removeprefix("torch."), word, name.split()[0], f"rank {rank}")
-                if not all(part in text for part in parts):
-                    found.append((text, parts))
-                if not torch.equal(x.view(torch.uint8), make().view(torch.uint8)):
-                    found.append(("changed", name, dtype))
-        x = torch.ones(2)
-        dist.all_reduce(x)  # and no rank has gone ahead of the others
-        return found, x.tolist()
-
-    assert ranks(2, run) == [([], [2.0, 2.0])] * 2
-
-
-def test_arguments_that_do_not_match_are_refused_before_anything_was_changed(ranks):
-    def run(rank, size):
-        group = dist.group.WORLD
-        one, four, ints = torch.ones(2), torch.ones(4), torch.ones(2, dtype=torch.int32)
-        out = [torch.zeros(2) for _ in range(size)]
-        calls = {
-            "two for one": lambda: group.allreduce([one, one]),
-            "no tensors": lambda: group.allreduce_coalesced([]),
-            "expanded": lambda: dist.all_reduce(torch.ones(1).expand(4)),
-            "overlapping": lambda: dist.all_reduce(torch.ones(6).as_strided((3, 3), (1, 1))),
-            "an expanded output": lambda: dist.all_gather([torch.ones(1).expand(2)] * size, one),
-            "meta": lambda: dist.all_reduce(torch.ones(2, device="meta")),
-            "sparse output": lambda: dist.broadcast(torch.ones(2).to_sparse(), 1 - rank),
-            "compressed": lambda: dist.all_reduce(torch.eye(2).to_sparse_csr()),
-            "root": lambda: group.broadcast(one, size),
-            "negative root": lambda: group.reduce(one, -1),
-            "too few outputs": lambda: dist.all_gather(out[1:], one),
-            "too small an output": lambda: dist.all_gather([torch.zeros(1)] * size, one),
-            "outputs of several dtypes": lambda: group.allgather([[one, ints]], [one]),
-            "another dtype": lambda: dist.all_gather_into_tensor(torch.zeros(4, dtype=torch.int32), one),
-            "no room": lambda: dist.all_gather_into_tensor(torch.zeros(5), one),
-            "not shares": lambda: dist.reduce_scatter_tensor(one, torch.zeros(5)),
-            "a part of another size": lambda: dist.reduce_scatter(one, [four, four]),
-            "too few parts": lambda: dist.reduce_scatter(one, [one]),
-            "outputs, and not the root": lambda: group.gather([out], [one], dist.GatherOptions()) if rank else fail(),
-            "inputs, and not the root": lambda: group.scatter(one, [one, one], 0) if rank else fail(),
-            "too few at the root": lambda: dist.gather(one, [one], 0) if not rank else fail(),
-            "splits that do not add up": lambda: dist.all_to_all_single(four, torch.ones(4), [2, 2], [1, 2]),
-            "negative splits": lambda: dist.all_to_all_single(four, torch.ones(4), [2, 2], [5, -1]),
-            "splits for one rank": lambda: dist.all_to_all_single(four, torch.ones(4), [4], [4]),
-            "rows that do not divide": lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
-            "another size for itself": lambda: dist.all_to_all_single(four, torch.ones(4), [1, 3], [2, 2]),
-            "pairs": lambda: group.all_gather_single_coalesced([four], [one, one]),
-            "the second of two": lambda: group.reduce_scatter_single_coalesced([one, ints], [four, torch.ones(4)]),
-        }
-
-        def fail():
-            raise ValueError(f"rank {rank} has nothing to refuse here")
-
-        found = []
-        for name, call in calls.items():
-            try:
-                call()
-            except (TypeError, ValueError) as error:
-                if f"rank {rank}" not in str(error):
-                    found.append((name, str(error)))
-            else:
-                found.append((name, "was not refused"))
-        changed = (one.tolist(), four.tolist(), [part.tolist() for part in out]) != (
-            [1.0] * 2, [1.0] * 4, [[0.0] * 2] * size)
-        x = torch.ones(2)
-        dist.all_reduce(x)
-        return found, changed, x.tolist()
-
-    assert ranks(2, run) == [([], False, [2.0, 2.0])] * 2
-
-
 def test_an_expanded_tensor_is_as_good_an_input_as_any(ranks):
     def run(rank, size):
         one = torch.tensor([rank + 1.0]).expand(2)
@@ -453,9 +353,6 @@ def test_inputs_that_share_memory_with_outputs(ranks):
     assert ranks(3, run) == [[]] * 3
 
 
-# Sizes that differ ----------------------------------------------------------------------------------------------
-
-
 def test_all_to_all_with_one_sender_and_empty_parts(ranks):
     def run(rank, size):
         # Rank 1 alone sends: nothing to rank 0, two rows to rank 1, three to rank 2.
@@ -474,98 +371,6 @@ def test_all_to_all_with_one_sender_and_empty_parts(ranks):
     ]
 
 
-def lists(counts):
-    return [torch.zeros(count) for count in counts]
-
-
-# What rank 0 and rank 1 call: they believe in different sizes of what goes from rank 0 to rank 1, `sent` and `taken`.
-DISAGREEMENTS = {
-    "all_to_all": (lambda sent, taken: dist.all_to_all(lists([1, 1]), lists([1, sent])),
-                   lambda sent, taken: dist.all_to_all(lists([taken, 1]), lists([1, 1]))),
-    "all_to_all_single": (
-        lambda sent, taken: dist.all_to_all_single(torch.zeros(2), torch.zeros(1 + sent), [1, 1], [1, sent]),
-        lambda sent, taken: dist.all_to_all_single(torch.zeros(1 + taken), torch.zeros(2), [taken, 1], [1, 1])),
-    "all_gather": (lambda sent, taken: dist.all_gather(lists([sent, 1]), torch.zeros(sent)),
-                   lambda sent, taken: dist.all_gather(lists([taken, 1]), torch.zeros(1))),
-    "gather": (lambda sent, taken: dist.gather(torch.zeros(sent), None, 1),
-               lambda sent, taken: dist.gather(torch.zeros(1), lists([taken, 1]), 1)),
-    "scatter": (lambda sent, taken: dist.scatter(torch.zeros(1), lists([1, sent]), 0),
-                lambda sent, taken: dist.scatter(torch.zeros(taken), None, 0)),
-    "broadcast": (lambda sent, taken: dist.broadcast(torch.zeros(sent), 0),
-                  lambda sent, taken: dist.broadcast(torch.zeros(taken), 0)),
-    "reduce": (lambda sent, taken: dist.reduce(torch.zeros(sent), 1),
-               lambda sent, taken: dist.reduce(torch.zeros(taken), 1)),
-    "reduce_scatter": (lambda sent, taken: dist.reduce_scatter(torch.zeros(1), lists([1, sent])),
-                       lambda sent, taken: dist.reduce_scatter(torch.zeros(taken), lists([1, taken]))),
-    "reduce_scatter_tensor": (
-        lambda sent, taken: dist.reduce_scatter_tensor(torch.zeros(sent), torch.zeros(2 * sent)),
-        lambda sent, taken: dist.reduce_scatter_tensor(torch.zeros(taken), torch.zeros(2 * taken))),
-    "all_gather_into_tensor": (
-        lambda sent, taken: dist.all_gather_into_tensor(torch.zeros(2 * sent), torch.zeros(sent)),
-        lambda sent, taken: dist.all_gather_into_tensor(torch.zeros(2 * taken), torch.zeros(taken))),
-    "all_reduce": (lambda sent, taken: dist.all_reduce(torch.zeros(sent)),
-                   lambda sent, taken: dist.all_reduce(torch.zeros(taken))),
-}
-
-
-@pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_ranks_that_believe_in_different_sizes_find_out(ranks, name, monkeypatch):
-    # One after the other in one group: few and many, and what one of them takes for nothing.
-    sizes = [(5, 3), (3, 5), (50_000, 3), (3, 50_000), (50_000, 40_000), (5, 0), (0, 5), (50_000, 0), (0, 50_000)]
-
-    def run(rank, size):
-        errors = []
-        for sent, taken in sizes:
-            try:
-                DISAGREEMENTS[name][rank](sent, taken)
-            except (Mismatch, PeerGaveUp) as error:
-                errors.append(str(error))
-            else:
-                errors.append(None)
-        dist.barrier()  # so that none leaves before the other has asked
-        return errors
-
-    monkeypatch.setattr(engine, "DOUBT", 0.3)
-    # Nor does anything that was never read keep a rank from leaving, until the timeout: this one is beyond the world's.
-    for (sent, taken), first, second in zip(sizes, *ranks(2, run, timeout=1000), strict=True):
-        texts = [text for text in (first, second) if text is not None]
-        assert texts, (sent, taken)
-        for text in texts:
-            assert "rank 0" in text
-            assert "rank 1" in text
-
-
-def test_ranks_with_other_dtypes_ops_or_shapes_find_out(ranks):
-    calls = [
-        (lambda: dist.all_gather_into_tensor(torch.zeros(4), torch.zeros(2)),
-         lambda: dist.all_gather_into_tensor(torch.zeros(4).int(), torch.zeros(2).int()), ("float32", "int32")),
-        (lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(4)),
-         lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(4), dist.ReduceOp.MAX), ("sum", "max")),
-        (lambda: dist.all_to_all_single(torch.zeros(2), torch.zeros(2)),
-         lambda: dist.all_to_all_single(torch.zeros(2).long(), torch.zeros(2).long()), ("float32", "int64")),
-        (lambda: dist.all_reduce(torch.zeros(4)), lambda: dist.all_reduce(torch.zeros(5)),
-         ("/4 elements/", "/5 elements/")),
-    ]
-
-    def run(rank, size):
-        errors = []
-        for *both, words in calls:
-            try:
-                both[rank]()
-            except (Mismatch, PeerGaveUp) as error:
-                errors.append(all(word in str(error) for word in ("rank 0", "rank 1", *words)) or str(error))
-            else:
-                errors.append(None)
-        return errors
-
-    for first, second in zip(*ranks(2, run), strict=True):
-        assert True in (first, second)
-        assert {first, second} <= {True, None}
-
-
-# Sparse gradients, timeouts -------------------------------------------------------------------------------------
-
-
 def test_an_embedding_with_sparse_gradients_of_which_one_is_empty(ranks):
     def run(rank, size):
         model = torch.nn.Embedding(6, 2, sparse=True)
@@ -579,85 +384,3 @@ def test_an_embedding_with_sparse_gradients_of_which_one_is_empty(ranks):
         return gradient.is_sparse, gradient.to_dense()[:, 0].mul(3).tolist()
 
     assert ranks(3, run) == [(True, [0.0, 2.0, 0.0, 0.0, 2.0, 0.0])] * 3
-
-
-def timed(rank, size):
-    """Calls of every collective that cannot end without rank 1, with options that have a timeout of their own."""
-    def options(kind, **fields):
-        made = kind()
-        made.timeout = timedelta(seconds=0.15)
-        for name, value in fields.items():
-            setattr(made, name, value)
-        return made
-
-    group, x = dist.group.WORLD, torch.ones(2)
-    both, four = [torch.ones(2), torch.ones(2)], torch.ones(4)
-    from torch._C import _distributed_c10d as c10d
-
-    return [
-        lambda: group.allreduce([x], options(c10d.AllreduceOptions)),
-        lambda: group.allreduce_coalesced([x], options(c10d.AllreduceCoalescedOptions)),
-        lambda: group.reduce([x], options(c10d.ReduceOptions, rootRank=0)),
-        lambda: group.reduce_scatter([x], [both], options(c10d.ReduceScatterOptions)),
-        lambda: group.reduce_scatter_single(x, four, options(c10d.ReduceScatterOptions)),
-        lambda: group.broadcast([x], options(c10d.BroadcastOptions, rootRank=1)),
-        lambda: group.allgather([both], [x], options(c10d.AllgatherOptions)),
-        lambda: group.all_gather_single(four, x, options(c10d.AllgatherOptions)),
-        lambda: group.gather([both] if rank == 0 else [], [x], options(c10d.GatherOptions, rootRank=0)),
-        lambda: group.scatter([x], [both] if rank == 1 else [], options(c10d.ScatterOptions, rootRank=1)),
-        lambda: group.alltoall(both, both, options(c10d.AllToAllOptions)),
-        lambda: group.all_to_all_single(four, four, [], [], options(c10d.AllToAllOptions)),
-        lambda: group.barrier(options(c10d.BarrierOptions)),
-    ]
-
-
-def test_each_collective_takes_a_timeout_of_its_own(ranks):
-    def run(rank, size):
-        store = dist.distributed_c10d._get_default_store()
-        if rank == 1:
-            store.wait(["all have run out"])
-        found = []
-        for number, call in enumerate(timed(rank, size)):
-            try:
-                call().wait()
-            except RoundTimeout as error:
-                if rank == 0 and ("timeout of 0.15 s" not in str(error) or "rank 1" not in str(error)):
-                    found.append((number, str(error)))
-            except PeerGaveUp as error:
-                if rank == 0:
-                    found.append((number, str(error)))
-            else:
-                if rank == 0:
-                    found.append((number, "did not run out"))
-        if rank == 0:
-            store.set("all have run out", "1")
-        x = torch.ones(2)
-        dist.all_reduce(x)
-        return found, x.tolist()
-
-    assert ranks(2, run, timeout=30) == [([], [2.0, 2.0])] * 2
-
-
-def test_the_timeouts_of_a_wait_and_of_what_begins_later(ranks):
-    def run(rank, size):
-        store = dist.distributed_c10d._get_default_store()
-        x = torch.ones(2)
-        if rank == 0:
-            work = dist.all_reduce(x, async_op=True)
-            with pytest.raises(RoundTimeout, match=r"timeout of 0\.1 s"):
-                work.wait(timedelta(seconds=0.1))
-            assert not work.is_completed()
-            store.set("the wait has run out", "1")
-            work.wait()
-            assert x.tolist() == [2.0, 2.0]
-            dist.group.WORLD.set_timeout(timedelta(seconds=0.1))
-            with pytest.raises(RoundTimeout, match=r"timeout of 0\.1 s"):
-                dist.all_reduce(torch.ones(2))
-            store.set("the second too", "1")
-            return dist.group.WORLD.options._timeout.total_seconds()
-        store.wait(["the wait has run out"])
-        dist.all_reduce(x)
-        store.wait(["the second too"])
-        return x.tolist()
-
-    assert ranks(2, run, timeout=30) == [0.1, [2.0, 2.0]]
