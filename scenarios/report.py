@@ -54,7 +54,7 @@ def report(directory: Path) -> tuple[RenderableType, bool]:
         parts.append(tables.phases(results))
     if moved := accounts.accounting(results):
         parts.append(moved)
-    if results.scenario.training:
+    if any(row.workload == "training" for row in results.rows):      # of a script's steps it has nothing
         parts.append(accounts.originals(results))
     held = [] if results.missing else bars.checks(results)
     if held:
