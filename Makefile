@@ -10,6 +10,8 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 SCENARIO ?= scenarios/seattle-newyork.yaml
 BIN := .venv/bin
+# Two files at a time, in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 .DELETE_ON_ERROR:
 .PHONY: run test check lint image system clean
@@ -18,11 +20,10 @@ run: $(BIN)/frogtorch system
 	$(AS_ROOT) $(BIN)/frogtorch compare $(SCENARIO)
 
 test: $(BIN)/frogtorch system
-	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 FROGTORCH_NEED="$$FROGTORCH_NEED" $(BIN)/python -m pytest -p no:cacheprovider \
-		--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=30 --durations-min=5
+	$(AS_ROOT) env PYTHONDONTWRITEBYTECODE=1 FROGTORCH_NEED="$$FROGTORCH_NEED" $(PYTEST) -p no:cacheprovider --durations=30 --durations-min=5
 
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not root and not soak"
+	$(PYTEST) -m "not slow and not root and not soak"
 
 lint: $(BIN)/frogtorch
 	$(BIN)/ruff check
