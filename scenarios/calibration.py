@@ -158,7 +158,11 @@ def load(file: File, topology: Topology) -> Calibration:
     """Read a calibration of that topology. Raises CalibrationError."""
     try:
         content = read(file, dict[str, Any])
-        if content.pop("schema", SCHEMA) != SCHEMA:
+        version = content.pop("schema", None)
+        if version is None:
+            raise CalibrationError(f"{file}: this is no calibration: it says no schema; `frogtorch calibrate SCENARIO` "
+                                   "writes one")
+        if type(version) is not int or version != SCHEMA:
             raise CalibrationError(f"{file}: written by another version of this program; calibrate again")
         found = _CALIBRATION.validate_python(content)
     except RecordError as error:

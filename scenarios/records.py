@@ -35,7 +35,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -322,6 +322,8 @@ def read(file: Path, kind: type[T]) -> T:
         raise RecordError(f"{file}:{line}: byte 0x{error.object[error.start]:02x} is no UTF-8") from None
     except ValidationError as error:
         raise RecordError(f"{file}: {first(error)}") from None
+    except ValueError:  # Python's limit, with advice for programmers
+        raise RecordError(f"{file}: a number in it has too many digits") from None
     except (OSError, RecursionError) as error:
         raise RecordError(f"{file} cannot be read: {getattr(error, 'strerror', error)}") from None
 
@@ -329,7 +331,7 @@ def read(file: Path, kind: type[T]) -> T:
 def rewrite(file: Path, content: bytes) -> None:
     """Write a whole file: whoever reads meanwhile, or after a failure, sees it as it was or as it is.
 
-    It keeps its mode and owner. Raises OSError, which names it.
+    It keeps its mode, and its owner if that may be. Raises OSError, which names it.
     """
     if file.exists() and not file.is_file():      # a device or a pipe
         file.write_bytes(content)
@@ -340,12 +342,14 @@ def rewrite(file: Path, content: bytes) -> None:
         new.write_bytes(content)
         if file.exists():
             shutil.copymode(file, new)
-            os.chown(new, file.stat().st_uid, file.stat().st_gid)
+            with suppress(OSError):      # others than root may give nothing away, nor to a group that is not theirs
+                os.chown(new, file.stat().st_uid, file.stat().st_gid)
         new.replace(file)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from None
     finally:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink()
 
 
 @contextmanager

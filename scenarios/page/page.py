@@ -87,7 +87,8 @@ def _parts(results: Results) -> dict[str, list[RenderableType]]:
         found["times"].append(anatomy.sureness(results))
     if any(row.scaled for row in results.rows):
         found["times"].append(tables.scaling(results))
-    found["original"] = [accounts.originals(results)]
+    if all(row.workload != "script" for row in results.rows):      # of whose steps it has nothing
+        found["original"] = [accounts.originals(results)]
     found["errors"] = [*[tables.errors(results.rows)] * (not results.missing), accounts.every_error(results)]
     if not results.missing and (held := bars.checks(results)):
         found["verdict"].append(tables.bars(held))

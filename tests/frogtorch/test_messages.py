@@ -1,4 +1,4 @@
-"""Messages: send, receive, tags, any source, and what goes wrong with them."""
+"""Messages: send, receive, tags and any source."""
 
 import time
 

@@ -1,6 +1,7 @@
 """What is calibrated is kept, corrects the network and the ranks, and makes predictions of a third basis."""
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -83,8 +84,9 @@ def test_it_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(("text", "says"), [
     ("{\n", ":2: no JSON: .*calibrate SCENARIO. writes one"),
     ("[]", ": the whole: Input should be a valid dictionary; .*calibrate SCENARIO. writes one"),
-    ('{"schema": 2}', ": written by another version"),
-    ('{"2": {"forward": 0.1}}', ": this is no calibration: topology_sha256: Field required"),
+    ('{"schema": 2}', ": written by another version"), ('{"schema": true}', ": written by another version"),
+    ('{"2": {"forward": 0.1}}', ": this is no calibration: it says no schema; .*calibrate SCENARIO. writes one"),
+    ('{"schema": 1' + "0" * 5000 + "}", ": a number in it has too many digits; .*calibrate SCENARIO. writes one"),
     ('{"schema": 1}', ": this is no calibration: topology_sha256: Field required"),
     (None, " cannot be read: No such file.*calibrate SCENARIO. writes one")])
 def test_what_is_no_calibration_is_refused(tmp_path, text, says):
@@ -136,6 +138,18 @@ def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch)
         calibration(topology, 0.5).save(tmp_path / "c.json")
     assert load(tmp_path / "c.json", topology) == calibration(topology)
     assert [file.name for file in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EINVAL])      # of a group that is another's, or not mapped
+def test_one_whose_owner_cannot_be_kept_is_written(tmp_path, monkeypatch, refusal):
+    def refuse(*_):
+        raise OSError(refusal, "No")
+
+    topology = made(tmp_path)
+    calibration(topology).save(tmp_path / "c.json")
+    monkeypatch.setattr(os, "chown", refuse)
+    calibration(topology, 0.5).save(tmp_path / "c.json")
+    assert load(tmp_path / "c.json", topology) == calibration(topology, 0.5)
 
 
 def test_a_link_to_a_file_and_its_mode_stay(tmp_path):

@@ -176,3 +176,4 @@ def test_a_script_is_measured_between_hosts(script, scenario, tmp_path, status_o
     assert json.loads((tmp_path / "run" / "script.json").read_text())["arguments"] == ["6"]
     assert "arms that keep the sum" in done.stdout
     assert "The founding experiment's figures" not in done.stdout
+    assert "Beside the founding experiment" not in (tmp_path / "run" / "report.html").read_text()
