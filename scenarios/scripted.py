@@ -29,6 +29,10 @@ __all__ = ["run"]
 PRINTED_MAX = 1 << 20
 """Most characters that are kept of what a script prints."""
 
+_kept: list[Any] = []
+"""What scripts have left: a model under DDP holds its group, and who frees Gloo's last can wait for ever, with the
+interpreter's lock, for a thread that wants that lock. The rank ends soon."""
+
 
 def run(path: str, arguments: Sequence[str], arm: Arm, place: Place, master: str,
         on_step: Callable[[int], None]) -> dict[str, Any]:
@@ -57,6 +61,7 @@ def run(path: str, arguments: Sequence[str], arm: Arm, place: Place, master: str
     finally:
         handle.remove()
         dist.init_process_group = init
+    _kept.append((backend, left))
     said = printed.getvalue()[-PRINTED_MAX:]
     loss = left.get("held_out_loss")
     return {"steps": steps.spans, "nbytes": steps.nbytes, "telemetry": backend.telemetry(), "printed": said,
