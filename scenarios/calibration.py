@@ -160,8 +160,7 @@ def load(file: File, topology: Topology) -> Calibration:
         content = read(file, dict[str, Any])
         version = content.pop("schema", None)
         if version is None:
-            raise CalibrationError(f"{file}: this is no calibration: it says no schema; `frogtorch calibrate SCENARIO` "
-                                   "writes one")
+            raise RecordError(f"{file}: this is no calibration: it says no schema")
         if type(version) is not int or version != SCHEMA:
             raise CalibrationError(f"{file}: written by another version of this program; calibrate again")
         found = _CALIBRATION.validate_python(content)

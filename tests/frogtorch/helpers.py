@@ -3,13 +3,37 @@
 import time
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
 
 from frogtorch.memory.cells import Reading, Tally
 from frogtorch.telemetry import Record
 
 GIVE_UP = 60.0
 """Seconds after which something that was to come counts as missing."""
+
+
+SMALL, LONG = 10, 300_000
+"""Counts of fp32: one that goes unasked, one that is asked for."""
+
+
+def model():
+    # 7 and 5: no world divides them.
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5)).double()
+
+
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return (torch.randn(4, 6, generator=generator, dtype=torch.float64),
+            torch.randn(4, 5, generator=generator, dtype=torch.float64))
+
+
+def loss(net, rank, step):
+    x, y = batch(rank, step)
+    return mse_loss(net(x), y)
 
 
 def group():

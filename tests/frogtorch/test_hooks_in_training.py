@@ -5,22 +5,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import mse_loss
+from helpers import loss, model
 from torch.nn.parallel import DistributedDataParallel
 
 from frogtorch.hooks import EveryK, Faithful, FreshOnly, every_k, faithful, fresh_only
-
-
-def model():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-
-
-def batch(rank, step):
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return (torch.randn(4, 6, generator=generator, dtype=torch.float64),
-            torch.randn(4, 3, generator=generator, dtype=torch.float64))
 
 
 def train(net, loss_of, steps=6):
@@ -30,11 +18,6 @@ def train(net, loss_of, steps=6):
         loss_of(net, step).backward()
         optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
-
-
-def loss(net, rank, step):
-    x, y = batch(rank, step)
-    return mse_loss(net(x), y)
 
 
 def under_ddp(state, hook, rank, view, after_step=lambda: None):

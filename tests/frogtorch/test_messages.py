@@ -5,12 +5,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import eventually, failure, group
+from helpers import LONG, SMALL, eventually, failure, group
 
 from frogtorch.memory.faults import PeerLost
-
-SMALL, LONG = 10, 300_000
-"""Counts of fp32: one that goes unasked, one that is asked for."""
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

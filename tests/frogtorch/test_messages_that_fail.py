@@ -7,12 +7,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import brief_timeout, eventually, failure, group
+from helpers import LONG, SMALL, brief_timeout, eventually, failure, group
 
 from frogtorch.memory.faults import Mismatch, PeerGaveUp, PeerLost, RoundTimeout
 
-SMALL, LONG = 10, 300_000
-"""Counts of fp32: one that goes unasked, one that is asked for."""
 
 @pytest.mark.parametrize("count", [SMALL, LONG])
 @pytest.mark.parametrize("early", [True, False])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from helpers import batch, loss, model
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
@@ -22,23 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-
-
-def model():
-    # 7 and 5: no world divides them.
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5)).double()
-
-
-def batch(rank, step):
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return (torch.randn(4, 6, generator=generator, dtype=torch.float64),
-            torch.randn(4, 5, generator=generator, dtype=torch.float64))
-
-
-def loss(model, rank, step):
-    x, y = batch(rank, step)
-    return mse_loss(model(x), y)
 
 
 def train(model, loss, optimizer=None):
